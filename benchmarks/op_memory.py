@@ -5,9 +5,10 @@
     python benchmarks/op_memory.py --virtual --compare measured.json   # the differences
 
 Each case is made ready and run once for what libraries keep, made ready again, and measured: bytes that are there after
-it and were not before (`kept`, below nought where a backward pass frees what was saved), and the highest use while it
-ran above what was there before (`peak`). On a GPU the requested bytes are taken, which the allocator's rounding does
-not touch, and every allocation in its order (`events`: bytes, below nought when they are given back).
+it and were not before (`kept`, below nought where a backward pass frees what was saved), the highest use while it ran
+above what was there before (`peak`), and every allocation in its order (`events`: bytes, below nought when they are
+given back), on which it hangs what is reserved. The requested bytes are taken, which the allocator's rounding does not
+touch.
 """
 
 from __future__ import annotations
@@ -905,8 +906,14 @@ def requested(what: str) -> int:
     return int(stats.get(f"requested_bytes.all.{what}", stats[f"allocated_bytes.all.{what}"]))
 
 
-def allocations() -> list[int]:
+BLOCKS: list[int] = []
+"""What a virtual GPU's blocks did since the record was begun."""
+
+
+def allocations(virtual: bool) -> list[int]:
     """What the caching allocator did since its record was begun."""
+    if virtual:
+        return [*BLOCKS]
     found = []
     for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
         if entry["action"] == "alloc":
@@ -916,41 +923,41 @@ def allocations() -> list[int]:
     return found
 
 
-def recorded(recording: bool) -> None:
-    if recording:
+def recorded(virtual: bool) -> None:
+    if virtual:
+        BLOCKS.clear()
+    else:
         torch.cuda.memory._record_memory_history(None)
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=100_000)
 
 
-def measured(ready: Callable[[], Work], recording: bool) -> dict[str, Any]:
+def measured(ready: Callable[[], Work], virtual: bool) -> dict[str, Any]:
     ready()()  # what libraries keep
     gc.collect()
     work = ready()
     torch.cuda.synchronize()
-    recorded(recording)
+    recorded(virtual)
     torch.cuda.reset_peak_memory_stats()
     before = requested("current"), torch.cuda.memory_allocated()
     out = work()
     torch.cuda.synchronize()
     found: dict[str, Any] = {"kept": requested("current") - before[0], "peak": requested("peak") - before[0]}
-    if recording:
-        found["allocated_kept"] = torch.cuda.memory_allocated() - before[1]
-        found["allocated_peak"] = torch.cuda.max_memory_allocated() - before[1]
-        found["events"] = allocations()
+    found["allocated_kept"] = torch.cuda.memory_allocated() - before[1]
+    found["allocated_peak"] = torch.cuda.max_memory_allocated() - before[1]
+    found["events"] = allocations(virtual)
     del out
     return found
 
 
-def first(work: Work, recording: bool) -> dict[str, Any]:
-    recorded(recording)
+def first(work: Work, virtual: bool) -> dict[str, Any]:
+    recorded(virtual)
     torch.cuda.reset_peak_memory_stats()
     before = requested("current")
     work()
     gc.collect()
     torch.cuda.synchronize()
     found: dict[str, Any] = {"kept": requested("current") - before, "peak": requested("peak") - before}
-    if recording:
-        found["events"] = allocations()
+    found["events"] = allocations(virtual)
     return found
 
 
@@ -961,22 +968,22 @@ def every_case() -> None:
         group()
 
 
-def run(pattern: str, recording: bool) -> dict[str, dict[str, Any]]:
+def run(pattern: str, virtual: bool) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     torch.zeros(1, device="cuda")
     gc.freeze()
     for name, work in FIRST.items():
-        found[name] = first(work, recording)
+        found[name] = first(work, virtual)
     for name, ready in CASES.items():
         if pattern not in name:
             continue
         try:
-            found[name] = measured(ready, recording)
+            found[name] = measured(ready, virtual)
         except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
             # A case that this torch or this GPU does not have is said, and the others go on.
             found[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
         gc.collect()
-        if recording and torch.cuda.memory_reserved() > 40 << 30:
+        if not virtual and torch.cuda.memory_reserved() > 40 << 30:
             torch.cuda.empty_cache()
     return found
 
@@ -988,14 +995,52 @@ def virtual_gpu(model: str) -> Iterator[None]:
 
     sort = nearest(model, "9.0")
     major, minor = (int(part) for part in sort.capability.split("."))
-    with virtual_gpus(1, memory="141GiB", name=sort.name, capability=(major, minor), shapes=True):
+    with virtual_gpus(1, memory="141GiB", name=sort.name, capability=(major, minor), shapes=True), noted():
         yield
 
 
-def compare(found: dict[str, Any], other: dict[str, Any], everything: bool) -> int:
+@contextmanager
+def noted() -> Iterator[None]:
+    """Write down every block of a virtual GPU as it comes and goes."""
+    from trimtab.virtual.memory import Block as Held
+    from trimtab.virtual.state import machine
+
+    made, gone = Held.__init__, Held.__del__
+
+    def counted(block: Held) -> bool:
+        """Whether it is on the GPU: not on the host, nor on a device aside, on which things are tried."""
+        there = machine()
+        return there is not None and block.device is there.at(0)
+
+    def init(block: Held, device: Any, nbytes: int) -> None:
+        made(block, device, nbytes)
+        if block.nbytes and counted(block):
+            BLOCKS.append(nbytes)
+
+    def delete(block: Held) -> None:
+        if block.nbytes and counted(block):
+            BLOCKS.append(-block.nbytes)
+        gone(block)
+
+    Held.__init__, Held.__del__ = init, delete  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Held.__init__, Held.__del__ = made, gone  # type: ignore[method-assign]
+
+
+LEAST = 1 << 20
+
+
+def course(events: list[int]) -> list[int]:
+    """The blocks that reserve memory of their own (1 MiB and more), as the allocator rounds them."""
+    return [e // abs(e) * -(-abs(e) // 512) * 512 for e in events if abs(e) >= LEAST]
+
+
+def compare(found: dict[str, Any], other: dict[str, Any], everything: bool, events: bool) -> int:
     """Print where the prediction is off by more than 2 % of the peak and 16 KiB; the number of such cases."""
     print(f"{'case':<44}{'kept':>14}{'measured':>14}{'peak':>14}{'measured':>14}{'of it':>8}")
-    off = 0
+    off, other_way = 0, []
     for name, there in other.items():
         here = found.get(name)
         if here is None:
@@ -1007,12 +1052,20 @@ def compare(found: dict[str, Any], other: dict[str, Any], everything: bool) -> i
         bound = max(0.02 * there["peak"], 16 << 10)
         wrong = abs(here["peak"] - there["peak"]) > bound or abs(here["kept"] - there["kept"]) > bound
         off += wrong
+        if "events" in here and "events" in there:
+            other_way += [name] if course(here["events"]) != course(there["events"]) else []
         if wrong or everything:
             ratio = here["peak"] / there["peak"] if there["peak"] else 1.0
             print(
                 f"{name:<44}{here['kept']:>14,}{there['kept']:>14,}{here['peak']:>14,}{there['peak']:>14,}{ratio:>8.3f}"
             )
+    if events:
+        for name in other_way:
+            print(name)
+            for where, told in (("here ", found[name]), ("there", other[name])):
+                print(f"  {where} {' '.join(f'{e / LEAST:+.1f}' for e in course(told['events']))}")
     print(f"{off} of {len(other)} cases are off by more than 2 % and 16 KiB")
+    print(f"{len(other_way)} take blocks of 1 MiB and more in another order or of other sizes (--events)")
     return off
 
 
@@ -1027,12 +1080,13 @@ def main(cases: Callable[[], None] = every_case) -> int:
     parser.add_argument(
         "--all", action="store_true", help="with --compare: every case, not only those that differ"
     )
+    parser.add_argument("--events", action="store_true", help="with --compare: where blocks come otherwise")
     args = parser.parse_args()
     start = time.perf_counter()
     with ExitStack() as stack:
         if args.virtual:
             stack.enter_context(virtual_gpu(args.gpu))
-        found = run(args.only, recording=not args.virtual)
+        found = run(args.only, args.virtual)
         name = torch.cuda.get_device_name()
     taken = time.perf_counter() - start
     print(f"{len(found)} cases on {name}, torch {torch.__version__}, {taken:.1f} s", file=sys.stderr)
@@ -1040,7 +1094,7 @@ def main(cases: Callable[[], None] = every_case) -> int:
         text = {"gpu": name, "torch": torch.__version__, "seconds": round(taken, 1), "cases": found}
         args.out.write_text(json.dumps(text, indent=1) + "\n")
     if args.compare:
-        return min(compare(found, json.loads(args.compare.read_text())["cases"], args.all), 1)
+        return min(compare(found, json.loads(args.compare.read_text())["cases"], args.all, args.events), 1)
     if not args.out:
         print(json.dumps(found, indent=1))
     return 0

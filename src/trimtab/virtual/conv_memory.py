@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from trimtab.virtual.course import NEXT, Taken
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.reduce_memory import multiprocessors
 from trimtab.virtual.state import VirtualDevice
@@ -234,8 +235,8 @@ def _forward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> i
     return _source_bytes(case) if args[6] else _forward_bytes(case)
 
 
-def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """The gradient of the source first, then that of the weight: what is more once both are there."""
+def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+    """The gradient of the source and what it takes; when that is given back, the gradient of the weight and its own."""
     grad, source, weight = args[:3]
     wanted, transposed = args[10], args[7]
     case = _case(source, weight, grad.shape, args[4:10], transposed)
@@ -244,9 +245,8 @@ def _backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> 
         first = _forward_bytes(case) if transposed else _source_bytes(case)
     if wanted[1]:
         second = _weight_bytes(case, device)
-        first -= weight.numel() * weight.element_size()
-    return max(first, second, 0)
+    return (NEXT, first, -first, NEXT, second, -second)
 
 
 RULES = {"convolution": _forward, "convolution_backward": _backward}
-"""Both are taken when the results are there."""
+"""The former takes it when its result is there."""

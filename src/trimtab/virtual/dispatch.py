@@ -35,6 +35,7 @@ from trimtab.virtual import (
     temporaries,
     traces,
 )
+from trimtab.virtual.course import Course
 from trimtab.virtual.face import ABOVE
 from trimtab.virtual.memory import Block
 from trimtab.virtual.operands import FOREIGN, SHAPE, STRAY, mark_shapes, unwritten, walked
@@ -140,12 +141,14 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if plan.temporary is not None and slot.index != state.HOST:
         if plan.name in temporaries.AFTER:
             held = temporaries.LATER
-        elif nbytes := plan.temporary(plan, args, kwargs, slot):
-            held = Block(slot, nbytes)
+        elif taken := plan.temporary(plan, args, kwargs, slot):
+            held = Block(slot, taken) if taken.__class__ is int else Course(taken, slot)
     kind = plan.kind
     if kind == FRESH:
         result = wrap(out, slot, None if plan.reuses is None else plan.reuses(args))
     elif kind == INPLACE:
+        if held.__class__ is Course:
+            held.end()
         return args[0]
     elif kind == VIEW and args[0].__class__ in VIRTUAL:
         if out is args[0].payload:
@@ -154,9 +157,11 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
     elif kind == VIEW:
         result = wrap(out, slot)
     else:
-        result = several(plan, args, kwargs, out, slot)
+        result = several(plan, args, kwargs, out, slot, held if held.__class__ is Course else None)
     if held is temporaries.LATER:
         temporaries.taken_after(plan, args, kwargs, slot)
+    elif held.__class__ is Course:
+        held.end()
     del held
     if observer is not None:
         traces.made(plan, result, args)

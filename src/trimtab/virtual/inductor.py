@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -93,10 +93,13 @@ class _Accounting:
         self.renamed = self.scheduler.mutation_real_name
         """Names of what a buffer is after it was written to, with its own."""
         self.kept = {self.renamed.get(name, name) for name in graph.get_output_names()}
+        self.reuse = _Reuse(graph)
 
     def account(self) -> Account:
-        for node in self.scheduler.nodes:
+        for number, node in enumerate(self.scheduler.nodes):
+            self.reuse.place = number
             self._run(node)
+        self.found.steps = [step for at, step in enumerate(self.found.steps) if at not in self.reuse.undone]
         for result in self.graph.graph_outputs:
             name = result.get_name() if result.has_tensor_output() else ""
             name = self.renamed.get(name, name)
@@ -171,7 +174,7 @@ class _Accounting:
             if aliased := [other for other in node.get_inputs_that_alias_output() if other in self.buffers]:
                 self._alias(aliased[0], name)
             elif not node.get_mutation_names() and layout.device.type != "cpu":
-                self._new(name, layout)
+                self._new(node, layout)
 
     def _make_part(self, whole: Any, part: Any) -> None:
         """One of the results of an operation. A launch of the program's own writes over what nobody reads any more."""
@@ -184,12 +187,18 @@ class _Accounting:
                 return
         self._make(part)
 
-    def _new(self, name: str, layout: Any) -> None:
+    def _new(self, node: Any, layout: Any) -> None:
         nbytes = int(layout.storage_size()) * layout.dtype.itemsize
-        if nbytes:
-            number = self.buffers[name] = next(self.numbers)
-            self.names[number] = {name}
+        if not nbytes:
+            return
+        name = node.get_name()
+        number = self.reuse.taken(node, nbytes)
+        if number is None:
+            number = next(self.numbers)
             self.found.steps.append((number, nbytes))
+            self.reuse.made(number, node, nbytes)
+        self.buffers[name] = number
+        self.names[number] = {name}
 
     def _alias(self, base: str, name: str) -> None:
         if base in self.buffers:
@@ -204,7 +213,67 @@ class _Accounting:
             number = self.buffers.pop(name)
             self.names[number].discard(name)
             if not self.names[number]:
+                self.reuse.freed(number, len(self.found.steps))
                 self.found.steps.append((~number, 0))
+
+
+class _Reuse:
+    """Buffers that inductor does not free, as one of their type and size is wanted later: it takes their place.
+
+    So it is only where the graph takes no more at most for it. Results that an operation of torch makes for itself take
+    nobody's place.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        from torch._inductor.codegen import wrapper
+
+        self.graph = graph
+        self.place = 0
+        """The number of the kernel that is written."""
+        self.undone: set[int] = set()
+        """Which of the steps of the account, by number, are none: the buffer was not freed."""
+        estimate = getattr(wrapper, "EfficientPeakEstimate", None)
+        self._peak = estimate() if estimate is not None else None
+        """Before torch 2.9 nobody asked what it makes of the peak."""
+        self._keys: dict[int, Any] = {}
+        self._free: dict[Any, list[_Freed]] = {}
+
+    def _key(self, node: Any, nbytes: int) -> Any:
+        return node.get_device(), node.get_dtype(), nbytes, node.get_name() in self.graph.unaligned_buffers
+
+    def made(self, number: int, node: Any, nbytes: int) -> None:
+        self._keys[number] = self._key(node, nbytes)
+
+    def freed(self, number: int, step: int) -> None:
+        """A buffer is read no more; an input of the graph is not among those that were made."""
+        if number in self._keys:
+            self._free.setdefault(self._keys[number], []).append(_Freed(number, step, self.place))
+
+    def taken(self, node: Any, nbytes: int) -> int | None:
+        """The buffer whose place a new one takes."""
+        from torch._inductor import config, ir
+
+        own = isinstance(node.get_defining_op(), (ir.ExternKernelAlloc, ir.MultiOutput))
+        free = self._free.get(self._key(node, nbytes))
+        if not free or not config.allow_buffer_reuse or (own and not node.should_allocate()):
+            return None
+        last = free[-1]
+        between = last.place + 1, self.place - 1
+        if self._peak is not None and last.place + 1 != self.place:
+            tree = self._peak.segmented_tree
+            if tree.summarize_range(*between) + nbytes > self._peak.overall_peak_memory:
+                return None
+            tree.update_range(*between, nbytes)
+        self.undone.add(last.step)
+        return free.pop().number
+
+
+class _Freed(NamedTuple):
+    number: int
+    step: int
+    """Where it is freed in the account."""
+    place: int
+    """The number of the kernel that reads it last."""
 
 
 def _inside(operation: Any) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trimtab.gpu_models import nearest
+from trimtab.virtual.course import RESULT, Taken, together
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.wording import words
@@ -55,7 +56,11 @@ def _power(number: int, most: int) -> int:
     return 1 << (min(number, most).bit_length() - 1) if number > 0 else 1
 
 
-def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) -> int:
+Parts = tuple[int, int]
+NONE: Parts = (0, 0)
+
+
+def staged(tensor: Tensor, dims: list[int], item: int, device: VirtualDevice) -> Parts:
     """The bytes of the parts, and of the counters that say when they are complete."""
     lies = tensor.shape, tensor.stride(), tensor.storage_offset()
     return _staged(*lies, tuple(dims), item, device.name, device.capability)
@@ -70,10 +75,10 @@ def _staged(
     item: int,
     name: str,
     capability: tuple[int, int],
-) -> int:
+) -> Parts:
     count = math.prod(shape)
     if not count:
-        return 0
+        return NONE
     sized = [(dim, (strides[dim], size)) for dim, size in enumerate(shape) if size != 1]
     inner = _joined(lies for dim, lies in sized if dim in dims)
     outer = _joined(lies for dim, lies in sized if dim not in dims)
@@ -95,18 +100,18 @@ def _staged(
     across = min(wide, most // down)
     step_in, step_out = (across, 1) if along else (1, across)
     if -(-inputs // step_in) < min(down * _FEW, _MANY):
-        return 0
+        return NONE
     step_in *= down
     each = -(-inputs // step_in)
     model = nearest(name, "{}.{}".format(*capability))
     wanted = model.multiprocessors * (model.architecture.threads // (across * down))
     blocks = -(-(outputs // several) // step_out)
     if each < _MANY or blocks > wanted:
-        return 0
+        return NONE
     shares = max(min(-(-wanted // blocks), -(-each // _FEW)), -(-each // _MANY))
     if shares <= 1:
-        return 0
-    return item * outputs * shares * (1 if along else across * several) + 4 * blocks
+        return NONE
+    return item * outputs * shares * (1 if along else across * several), 4 * blocks
 
 
 def _dims(tensor: Tensor, value: Any) -> list[int]:
@@ -137,7 +142,7 @@ def _summing(dtype: torch.dtype) -> int:
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-def _sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """Sums in another type than the operand's are of a copy in that type, save 16 bits in 32."""
     tensor = args[0]
     into = _asked(plan, args, kwargs, "dtype")
@@ -145,29 +150,35 @@ def _sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
         into = tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else torch.int64
     short = tensor.dtype in (torch.float16, torch.bfloat16) and into is torch.float32
     copy = 0 if into is tensor.dtype or short else tensor.numel() * into.itemsize
-    return copy + staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), _summing(into), device)
+    parts = staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), _summing(into), device)
+    return together(copy, *parts)
 
 
-def _by(item: Callable[[Tensor], int]) -> Callable[[Plan, Args, Kwargs, VirtualDevice], int]:
-    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _by(item: Callable[[Tensor], int]) -> Callable[[Plan, Args, Kwargs, VirtualDevice], Taken]:
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
         tensor = args[0]
-        return staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), item(tensor), device)
+        parts = staged(tensor, _dims(tensor, _asked(plan, args, kwargs, "dim")), item(tensor), device)
+        return together(*parts)
 
     return rule
 
 
-def _extreme(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _extreme(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """The largest or smallest of all, or of a dimension with its place; of two tensors it is no reduction."""
     tensor = args[0]
     if len(args) > 1 and isinstance(args[1], Tensor):
         return 0
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    return staged(tensor, _dims(tensor, dim), tensor.element_size() if dim is None else _PAIR, device)
+    item = tensor.element_size() if dim is None else _PAIR
+    return together(*staged(tensor, _dims(tensor, dim), item, device))
 
 
-def _count(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """Where it is not nought, as whole numbers."""
-    return int(args[0].numel() * 9)
+def _count(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+    """Where it is not nought, and the same as whole numbers, to be added up."""
+    tensor = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    parts = staged(tensor, _dims(tensor, dim), 8, device)
+    return (tensor.numel(), RESULT, tensor.numel() * 8, *parts)
 
 
 def _equal(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -179,7 +190,11 @@ def _log_of_sum(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -
     return int(int(args[0].numel()) * args[0].element_size())
 
 
-RULES: dict[str, Callable[[Plan, Args, Kwargs, VirtualDevice], int]] = {
+AFTER = words(
+    "sum mean nansum prod linalg_vector_norm norm amax amin argmax argmin var std var_mean std_mean any all max min"
+)
+"""Reductions: their result is there when the kernel takes its parts."""
+RULES: dict[str, Callable[[Plan, Args, Kwargs, VirtualDevice], Taken]] = {
     **dict.fromkeys(words("sum mean nansum prod"), _sum),
     **dict.fromkeys(words("linalg_vector_norm norm"), _by(lambda tensor: _summing(tensor.dtype))),
     **dict.fromkeys(words("amax amin"), _by(lambda tensor: tensor.element_size())),

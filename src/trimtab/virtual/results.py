@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimtab.virtual import memory, rules
 from trimtab.virtual.assignment import sync
+from trimtab.virtual.course import Course
 from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import VirtualDevice
@@ -21,8 +22,17 @@ from trimtab.virtual.tensor import VIRTUAL, wrap
 _HOST_RESULTS = {"aten::_pack_padded_sequence": 1}
 
 
-def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevice) -> Any:
-    """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place."""
+_BACKWARDS = frozenset(("aten::native_dropout",))
+"""Operations of which CUDA makes the last result first."""
+
+
+def several(
+    plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevice, course: Course | None = None
+) -> Any:
+    """Wrap any other result: several tensors, lists, out= variants, operations that change a shape in place.
+
+    `course`: what the kernel takes for itself, some of it perhaps between one result and the next.
+    """
     operands = [(n, t) for n, t in rules.operands(plan, args, kwargs) if t.__class__ in VIRTUAL]
     inputs: list[Any] = [tensor for _, tensor in operands]
     known = {id(tensor.payload): tensor for tensor in inputs}
@@ -55,11 +65,16 @@ def several(plan: Plan, args: Args, kwargs: Kwargs, out: Any, slot: VirtualDevic
         return one(out)
     host = _HOST_RESULTS.get(plan.name)
     made: list[Any] = []
-    for index, value in enumerate(out):
+    backwards = plan.name in _BACKWARDS
+    for index, value in enumerate(reversed(out) if backwards else out):
+        if index and course is not None:
+            course.go_on()
         if isinstance(value, list):
             made.append([one(item, i) for i, item in enumerate(value)])
         else:
             made.append(value if index == host else one(value, index))
+    if backwards:
+        made.reverse()
     return tuple(made) if isinstance(out, tuple) else made
 
 

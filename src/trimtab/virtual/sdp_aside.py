@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trimtab.virtual import sdp_memory
+from trimtab.virtual.course import Course
 from trimtab.virtual.held_modes import past_dispatch
-from trimtab.virtual.memory import Block
 from trimtab.virtual.state import VirtualDevice
 from trimtab.virtual.tensor import wrap
 
@@ -53,9 +53,9 @@ class _Aside(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         query, key, value, _, out, _ = ctx.saved_tensors
         slot = query._slot
-        held = Block(slot, sdp_memory.backward(ctx.backend, (grad, query, key, value, out), slot))
+        course = Course(sdp_memory.backward(ctx.backend, (grad, query, key, value, out), slot), slot)
         wanted = [copy for copy in ctx.copies if copy is not None and copy.requires_grad]
         found = torch.autograd.grad(ctx.found, wanted, wrap(grad.payload, ctx.aside), retain_graph=True)
         made = dict(zip(map(id, wanted), (wrap(tensor.payload, slot) for tensor in found), strict=True))  # type: ignore[attr-defined]
-        del held
+        course.end()
         return None, None, *(made.get(id(copy)) for copy in ctx.copies)

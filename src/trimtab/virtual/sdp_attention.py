@@ -124,24 +124,29 @@ def _dropping(
     C++ has no such kernel for the device that it sees, and would keep the noise as wide as the weights.
     """
     dtype = query.dtype
-    if (
+    wide = (
         dtype in (torch.float16, torch.bfloat16)
         and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    ):
-        query, key, value = query.float(), key.float(), value.float()
+    )
+    # As in C++, each of these is there until the end.
+    q, k, v = (tensor.float() if wide else tensor for tensor in (query, key, value))
     if grouped:
-        key, value = (t.repeat_interleave(query.size(-3) // t.size(-3), -3) for t in (key, value))
-    by = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        k, v = (t.repeat_interleave(q.size(-3) // t.size(-3), -3) for t in (k, v))
+    by = 1 / math.sqrt(q.size(-1)) if scale is None else scale
     root = math.sqrt(abs(by))
-    query = query * math.copysign(root, by)
+    scaled = q * math.copysign(root, by)
     if causal:
-        seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
-        mask = torch.zeros_like(seen, dtype=query.dtype).masked_fill(seen.logical_not(), float("-inf"))
-    weights = query @ (key.transpose(-2, -1) * root)
+        seen = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+        mask = torch.zeros_like(seen, dtype=q.dtype).masked_fill(seen.logical_not(), float("-inf"))
+    weights = scaled @ (k.transpose(-2, -1) * root)
     if mask is not None:
         weights = weights.add_(mask)
-    weights = torch.native_dropout(torch._safe_softmax(weights, -1), dropout, True)[0]
-    return (weights @ value).to(dtype)
+    weights = torch._safe_softmax(weights, -1)
+    weights = torch.native_dropout(weights, dropout, True)[0]
+    told = weights.to(dtype)  # C++ gives the weights too, which it makes before the result
+    out = (weights @ v).to(dtype)
+    del told
+    return out
 
 
 def _fused(

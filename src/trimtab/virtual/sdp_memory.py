@@ -7,12 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from trimtab.virtual.course import RESULT, Made
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.reduce_memory import multiprocessors
 from trimtab.virtual.sdp_backends import CUDNN, EFFICIENT, FLASH
 from trimtab.virtual.state import VirtualDevice
 
+Steps = tuple[int | Made, ...]
 _FLOAT = 4
+_ALIGNED = 256
+"""Bytes at whose multiples cuDNN wants its workspace to begin."""
 
 
 def _up(number: int, step: int) -> int:
@@ -45,7 +49,7 @@ def flash_splits(batch: int, heads: int, rows: int, keys: int, head: int, device
     return next((n for n, share in enumerate(found, 1) if share and share >= 0.85 * best), 1)
 
 
-def _flash(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _flash(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
     query, key = args[:2]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
     batch, heads, rows, head = query.shape
@@ -53,13 +57,15 @@ def _flash(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int
     if rows == 1 and groups > 1:  # the queries of a group stand for rows
         rows, heads = groups, key.size(1)
     if dropout:
-        return 0
+        return ()
     return _split(batch, heads, rows, key.size(2), head, device)
 
 
-def _split(batch: int, heads: int, rows: int, keys: int, head: int, device: VirtualDevice) -> int:
+def _split(batch: int, heads: int, rows: int, keys: int, head: int, device: VirtualDevice) -> Steps:
+    """Behind the result, of each part the sums of its rows and its outputs."""
     splits = flash_splits(batch, heads, rows, keys, head, device)
-    return splits * batch * heads * rows * (_rounded_head(head) + 1) * _FLOAT if splits > 1 else 0
+    sums = splits * batch * heads * rows * _FLOAT
+    return (RESULT, sums, sums * _rounded_head(head)) if splits > 1 else ()
 
 
 def _lying(tensor: Tensor) -> int:
@@ -67,22 +73,22 @@ def _lying(tensor: Tensor) -> int:
     return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.numel() * tensor.element_size()
 
 
-def _flash_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """Gradients of queries in 32 bits, a sum for each row; keys and values once for each head of a group."""
+def _flash_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
+    """A sum for each row, gradients of queries in 32 bits; those of keys and values once for each head of a group."""
     grad, query, key, value, out = args[:5]
     batch, heads, rows, head = query.shape
-    rounded = _up(rows, 128)
-    sums = batch * heads * rounded * (_rounded_head(head) + 1) * _FLOAT
-    return int(_lying(grad) + _lying(out) + sums + _spread(heads, key.size(1), key, value))
+    sums = batch * heads * _up(rows, 128) * _FLOAT
+    spread = _spread(heads, key.size(1), key, value)
+    return (_lying(grad), _lying(out), RESULT, sums, sums * _rounded_head(head), *spread)
 
 
-def _spread(heads: int, groups: int, key: Tensor, value: Tensor) -> int:
+def _spread(heads: int, groups: int, key: Tensor, value: Tensor) -> tuple[int, ...]:
     if groups == heads:
-        return 0
-    return (key.numel() + value.numel()) * heads // groups * key.element_size()
+        return ()
+    return tuple(tensor.numel() * heads // groups * tensor.element_size() for tensor in (key, value))
 
 
-def _packed_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _packed_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
     """The same of sequences that lie one behind the other, each with room to round it up."""
     grad, query, key, value, out = args[:5]
     starts = args[6]
@@ -91,28 +97,29 @@ def _packed_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevi
         grad, out = grad.transpose(1, 2), out.transpose(1, 2)
         return _flash_backward(plan, (grad, query, key, value, out), kwargs, device)
     rows, heads, head = query.shape
-    rounded = rows + 128 * (starts.numel() - 1)
-    sums = heads * rounded * (_rounded_head(head) + 1) * _FLOAT
-    copies = sum(t.numel() * t.element_size() for t in (grad, out) if not t.is_contiguous())
-    return int(copies + sums + _spread(heads, key.size(1), key, value))
+    sums = heads * (rows + 128 * (starts.numel() - 1)) * _FLOAT
+    copies = [t.numel() * t.element_size() for t in (grad, out) if not t.is_contiguous()]
+    spread = _spread(heads, key.size(1), key, value)
+    return (*copies, RESULT, sums, sums * _rounded_head(head), *spread)
 
 
-def _efficient(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _efficient(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
     """Outputs of 16 bits are kept in 32 where a head is too long for registers."""
     value = args[2]
     rows = args[0].numel() // args[0].size(-1)
     wide = value.element_size() == 2 and value.size(-1) > 128
-    return rows * value.size(-1) * _FLOAT if wide else 0
+    return (RESULT, rows * value.size(-1) * _FLOAT) if wide else ()
 
 
-def _efficient_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _efficient_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
     """A sum for each row; gradients of queries are added up in 32 bits, tile by tile, each with a lock of 16 bytes."""
     grad, query, key, value = args[:4]
     batch, heads, rows, head = query.shape
-    return _efficient_sums(grad, batch, heads, rows, head, key.size(2), value.size(3)) + _lying(grad)
+    sums = _efficient_sums(grad, batch, heads, rows, head, key.size(2), value.size(3))
+    return (_lying(grad), RESULT, *sums)
 
 
-def _efficient_sums(grad: Any, batch: int, heads: int, rows: int, head: int, keys: int, value: int) -> int:
+def _efficient_sums(grad: Any, batch: int, heads: int, rows: int, head: int, keys: int, value: int) -> Steps:
     sums = batch * heads * rows * _FLOAT
     longest = max(head, value)
     high, wide = (64, 64) if longest <= 64 else (128, 128) if longest <= 128 else (128, 64)
@@ -120,26 +127,30 @@ def _efficient_sums(grad: Any, batch: int, heads: int, rows: int, head: int, key
     each = tiles * (high * wide * _FLOAT + 16)
     if grad.element_size() == 2 and longest > 128:  # keys and values too: they do not fit into registers
         each += _up(keys, wide) * (_up(head, wide) + _up(value, wide)) * _FLOAT
-    adding = sums + batch * heads * each
-    # In 32 bits the rows' sums are made from a product in whole.
-    return max(adding, grad.numel() * _FLOAT + 2 * sums) if grad.element_size() != 2 else adding
+    adding = batch * heads * each
+    if grad.element_size() == 2:
+        return (sums, adding, -sums, -adding)
+    # In 32 bits the rows' sums are made from a product in whole, and turned.
+    product = grad.numel() * _FLOAT
+    return (product, sums, sums, -sums, -product, adding, -sums, -adding)
 
 
-def _rows_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _rows_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
     grad, query, key, value = args[:4]
     batch, rows, heads, head = query.shape
     copies = 0 if grad.is_contiguous() else grad.numel() * grad.element_size()
-    return copies + _efficient_sums(grad, batch, heads, rows, head, key.size(1), value.size(3))
+    return (copies, RESULT, *_efficient_sums(grad, batch, heads, rows, head, key.size(1), value.size(3)))
 
 
-def _cudnn_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    """As FlashAttention's, without rounding; it takes gradients as they lie."""
+def _cudnn_backward(plan: Plan | None, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Steps:
+    """As FlashAttention's in one piece, without rounding, with room to align it; it takes gradients as they lie."""
     query, key, value = args[1:4]
     batch, heads, rows, head = query.shape
-    return int(batch * heads * rows * (head + 1) * _FLOAT + _spread(heads, key.size(1), key, value))
+    sums = batch * heads * rows * (head + 1) * _FLOAT
+    return (RESULT, sums + sum(_spread(heads, key.size(1), key, value)) + _ALIGNED)
 
 
-def backward(backend: int, args: Args, device: VirtualDevice) -> int:
+def backward(backend: int, args: Args, device: VirtualDevice) -> Steps:
     """What the backward pass of a kernel takes, of a gradient, queries, keys, values and the result."""
     rules = {FLASH: _flash_backward, EFFICIENT: _efficient_backward, CUDNN: _cudnn_backward}
     return rules[backend](None, args, {}, device)

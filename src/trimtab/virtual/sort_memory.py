@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from trimtab.virtual.course import RESULT, Taken, together
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import VirtualDevice
 
@@ -30,46 +31,49 @@ def pairs(number: int, key: int, value: int, width: int | None = None) -> int:
     return (number * (key + value) if passes > 1 else 0) + counts + looked_back
 
 
-def _sort(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _sort(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     source: Tensor = args[0]
     dim = kwargs.get("dim", next((v for v in args[1:] if v.__class__ is int), -1))
     extra = 0 if plan.name != "aten::argsort" else source.numel() * source.element_size()
-    return extra + ordered(source, dim)
+    return (extra, RESULT, *_ordered(source, dim))
 
 
-def ordered(source: Tensor, dim: int) -> int:
+def _ordered(source: Tensor, dim: int) -> tuple[int, ...]:
     """Slices of up to 4096 are sorted in place; few or very long ones one after the other; others all at once."""
     if not source.dim() or not source.numel():
-        return 0
+        return ()
     length, item, number = source.size(dim), source.element_size(), source.numel()
     if length <= 4096:
-        return 0
+        return ()
     dense = 0 if source.stride(dim) == 1 and source.is_contiguous() else number * item
     slices = number // length
     if slices == 1 or length >= 1_000_000:
-        return dense + length * INDEX + pairs(length, item, INDEX)
+        return (dense, length * INDEX, pairs(length, item, INDEX))
     if slices < 128:
         # Sorted as a whole, each with its slice and place; then by slice.
-        by_value = number * item + pairs(number, item, INDEX)
+        by_value = pairs(number, item, INDEX)
         by_slice = pairs(number, INDEX, 0, max(1, math.ceil(math.log2(slices))))
-        return dense + 2 * number * INDEX + max(by_value, by_slice)
-    return dense + number * INDEX + number * (item + INDEX)
+        places, keys = number * INDEX, number * item
+        return (dense, places, places, keys, by_value, -by_value, -keys, by_slice)
+    return (dense, number * INDEX, number * (item + INDEX))
 
 
-def _unique(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _unique(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """Sorted; room for as many as there are."""
     number, item = args[0].numel(), args[0].element_size()
-    return int(number * item + (0 if plan.name == "aten::unique_consecutive" else pairs(number, item, 0)))
+    sorting = 0 if plan.name == "aten::unique_consecutive" else pairs(number, item, 0)
+    return together(number * item, sorting)
 
 
-def _permutation(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _permutation(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """randperm: random keys, so long that two are seldom equal, are sorted with the numbers as values."""
     number: int = args[0]
     if number < 2:
         return 0
     wide = math.ceil(math.log2(number - (6 * number**2 + 1) / (12 * math.log(0.9))))
     key = 2 if wide <= 16 else 4 if wide <= 32 else 8
-    return number * (2 * key + INDEX) + pairs(number, key, INDEX, min(wide, 64))
+    keys, sorting = number * key, pairs(number, key, INDEX, min(wide, 64))
+    return (RESULT, keys, keys, number * INDEX, sorting)
 
 
 def _running(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:

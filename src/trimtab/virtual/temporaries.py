@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.virtual import conv_memory, reduce_memory, sdp_memory, sort_memory, workspaces
+from trimtab.virtual.course import RESULT, Course, Taken, together
 from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.sort_memory import INDEX
@@ -22,29 +23,29 @@ from trimtab.virtual.tensor import payload_of
 from trimtab.virtual.unknown import is_unknown
 from trimtab.virtual.wording import words
 
-Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], int]
-"""The bytes that live inside one operation only."""
+Rule = Callable[[Plan, Args, Kwargs, VirtualDevice], Taken]
+"""The memory that lives inside one operation only."""
 
 LATER = object()
 """In the place of memory that an operation takes when its result is there."""
 _STRUCTURED = (
     *("mm", "addmm", "bmm", "baddbmm", "addmv", "_softmax", "_log_softmax", "_softmax_backward_data"),
-    *("_log_softmax_backward_data", "sum", "mean", "amax", "amin", "argmax", "argmin", "all", "any"),
-    *("linalg_vector_norm", "cumsum", "cumprod"),
+    *("_log_softmax_backward_data", "cumsum", "cumprod", *reduce_memory.AFTER),
 )
 """Of these ATen makes the result before it calls the kernel (`structured` in native_functions.yaml): what it takes for
 itself comes behind it, cuBLAS' workspace too, which stays where it was put."""
-AFTER = frozenset(
-    f"aten::{name}" for name in ("_safe_softmax", "convolution", "convolution_backward", *_STRUCTURED)
-)
+AFTER = frozenset(f"aten::{name}" for name in ("_safe_softmax", "convolution", *_STRUCTURED))
 """Operations that do."""
 
 
 def taken_after(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> None:
     """What is taken behind the result, and given back at once."""
     rule: Rule | None = plan.temporary
-    if rule is not None and (nbytes := rule(plan, args, kwargs, device)):
-        Block(device, nbytes)
+    if rule is not None and (taken := rule(plan, args, kwargs, device)):
+        if isinstance(taken, int):
+            Block(device, taken)
+        else:
+            Course(taken, device).end()
 
 
 def rule_for(name: str) -> Rule | None:
@@ -57,9 +58,9 @@ def size(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     return tensor.numel() * (dtype or tensor.dtype).itemsize
 
 
-def copied(*tensors: Any) -> int:
+def copies(*tensors: Any) -> list[int]:
     """The copies that a kernel makes of operands which do not lie in one piece."""
-    return sum([size(t) for t in tensors if isinstance(t, Tensor) and not t.is_contiguous()])
+    return [size(t) for t in tensors if isinstance(t, Tensor) and not t.is_contiguous()]
 
 
 def _wide(dtype: torch.dtype) -> int:
@@ -79,45 +80,45 @@ def _matrix(tensor: Tensor) -> int:
 def _product(first: int, biased: bool = False) -> Rule:
     """Copies of operands; cuBLAS takes its workspace. `biased`: whether a bias may be added by cuBLASLt."""
 
-    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
         workspaces.multiplied(device, biased and args[0].dim() == 1 and kwargs.get("beta", 1) == 1)
-        copies = _matrix(args[first]) + _matrix(args[first + 1])
-        return copies + _matrix(kwargs["out"]) if "out" in kwargs else copies
+        one, other = _matrix(args[first]), _matrix(args[first + 1])
+        target = _matrix(kwargs["out"]) if "out" in kwargs else 0
+        return together(one, other, target) if one or other or target else 0
 
     return rule
 
 
-def _times_vector(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _times_vector(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     workspaces.multiplied(device)
     matrix, vector = args[-2:] if plan.name == "aten::mv" else args[1:3]
-    return _matrix(matrix) + (size(vector) if vector.stride(0) == 0 else 0)
+    return together(_matrix(matrix), size(vector) if vector.stride(0) == 0 else 0)
 
 
 def _contiguous(*places: int) -> Rule:
-    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-        return copied(*[args[place] for place in places if place < len(args)])
+    def rule(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+        return together(*copies(*[args[place] for place in places if place < len(args)]))
 
     return rule
 
 
-def _embedding_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _embedding_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """Few indices are added as they come. Many are sorted; then equal ones are summed, by rows in 32 bits."""
     grad, indices, words_, _, by_frequency = args[:5]
     number = indices.numel()
-    copies = copied(grad, indices)
+    dense = copies(grad, indices)
     if number <= 3072 and not by_frequency:
-        return copies
+        return (*dense,)
     index = indices.element_size()
     parts = number // 10 + min(number, words_)  # ten equal ones at a time
     rows = parts * grad.size(-1) * _wide(grad.dtype)
-    kept = 2 * number * index  # sorted, and where they came from
-    sorting = number * index + sort_memory.pairs(number, index, index, sort_memory.bits(words_))
-    adding = (3 * number + parts) * index + rows
-    grown = words_ * grad.size(-1) * grad.element_size()  # the result is made after the sorting
-    return int(copies + kept + max(sorting - grown, adding))
+    each = number * index  # first: the sorted ones, where they came from, and where they stood
+    sorting = sort_memory.pairs(number, index, index, sort_memory.bits(words_))
+    sorted_ = (each, each, each, sorting, -sorting, -each)
+    return (*dense, *sorted_, RESULT, each, each, each, parts * index, rows)
 
 
-def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """With `accumulate` the indices are sorted, so that equal ones meet."""
     target, indices, values = args[:3]
     adds = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
@@ -136,7 +137,9 @@ def _index_put(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) ->
     moved = 0 if together and at == 0 and target.is_contiguous() else size(target)
     whole = values.numel() * values.element_size() == spread and values.is_contiguous()
     sorting = sort_memory.pairs(number, INDEX, INDEX, sort_memory.bits(math.prod(target.shape)))
-    return int(extra + (0 if whole else spread) + moved + 4 * number * INDEX + sorting)
+    each = number * INDEX  # the places as one number each, made from those of each dimension; then as above
+    placed = (each, each, -each)
+    return (extra, RESULT, *placed, 0 if whole else spread, moved, each, each, each, sorting)
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -164,46 +167,51 @@ def _masked_select(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice
     return _masks([args[1]])
 
 
-def _masked_scatter(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _masked_scatter(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """The place of each true element among the true ones, and the values in one piece."""
-    return int(args[0].numel() * INDEX + copied(args[2]))
+    return (RESULT, *copies(args[2]), args[0].numel() * INDEX)
 
 
-def _multinomial(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _multinomial(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """One draw, or draws that are not put back: the weights over an exponential number each, the largest win."""
     weights, draws = args[:2]
     again = args[2] if len(args) > 2 else kwargs.get("replacement", False)
-    return size(weights) if draws == 1 or not again else 2 * size(weights)
+    return size(weights) if draws == 1 or not again else together(size(weights), size(weights))
 
 
-def _layer_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _layer_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """Weights of few columns under very many rows are summed by parts."""
     grad, source, shape = args[:3]
     columns = math.prod(shape)
     rows = source.numel() // max(columns, 1)
-    copies = copied(grad, source)
     wanted = args[7] if len(args) > 7 else kwargs.get("output_mask", (True, True, True))
-    return copies + norm_parts(rows, columns, grad, device) * sum(map(bool, wanted[1:]))
+    return (
+        *copies(grad, source),
+        RESULT,
+        *norm_parts(rows, columns, sum(map(bool, wanted[1:])), grad, device),
+    )
 
 
-def norm_parts(rows: int, columns: int, grad: Tensor, device: VirtualDevice) -> int:
-    """The gradient of a norm's weight by blocks of 32 rows, where rows are very many and columns few."""
+def norm_parts(rows: int, columns: int, weights: int, grad: Tensor, device: VirtualDevice) -> tuple[int, ...]:
+    """The gradients of a norm's weights by blocks of 32 rows, where rows are very many and columns few; then one after
+    the other they are added up."""
     if rows <= 64 * 1024 or columns // 32 >= reduce_memory.multiprocessors(device) // 2:
-        return 0
-    blocks = -(-rows // 32)
-    adding = reduce_memory.staged(torch.empty(blocks, columns, device="meta"), [0], 4, device)
-    return blocks * columns * grad.element_size() + adding // 2
+        return ()
+    blocks, row = -(-rows // 32), columns * grad.element_size()
+    parts, counters = reduce_memory.staged(torch.empty(blocks, columns, device="meta"), [0], 4, device)
+    adding = (row, parts, counters, -counters, -parts, -row)
+    return (blocks * row,) * weights + adding * weights
 
 
-def _group_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _group_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """A factor and a shift for each row and channel."""
-    source, batch, channels = args[0], args[3], args[4]
-    return int(copied(source) + 2 * batch * channels * _wide(source.dtype))
+    source, each = args[0], args[3] * args[4] * _wide(args[0].dtype)
+    return (*copies(source), each, each)
 
 
-def _group_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    grad, source, batch, channels = args[0], args[1], args[5], args[6]
-    return int(copied(grad, source) + 4 * batch * channels * _wide(source.dtype))
+def _group_norm_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+    grad, source, each = args[0], args[1], args[5] * args[6] * _wide(args[1].dtype)
+    return (*copies(grad, source), each, each, each, each)
 
 
 def _foreach_norm(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -220,15 +228,15 @@ def _across(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> in
     return 0 if source.is_cuda or target.is_contiguous() or alike else size(target)
 
 
-def _softmax_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _softmax_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """The gradient times the result, in whole."""
-    return size(args[1]) + copied(args[1])
+    return together(*copies(args[1]), size(args[1]))
 
 
-def _safe_softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
+def _safe_softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
     """Where a score is minus infinity, and for each row whether all are."""
     source = args[0]
-    return int(copied(source) + source.numel() + source.numel() // max(source.size(-1), 1))
+    return (*copies(source), source.numel(), source.numel() // max(source.size(-1), 1))
 
 
 def _loss(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -236,8 +244,8 @@ def _loss(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
     return 0 if _reduction(plan, args, kwargs) == 0 else size(args[0])
 
 
-def _bce(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    return (1 if _reduction(plan, args, kwargs) == 0 else 2) * size(args[0])
+def _bce(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+    return together(*[size(args[0])] * (1 if _reduction(plan, args, kwargs) == 0 else 2))
 
 
 def _ctc_backward(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
@@ -250,8 +258,8 @@ def _reduction(plan: Plan, args: Args, kwargs: Kwargs) -> int:
     return int(args[at] if at < len(args) else kwargs.get("reduction", 1))
 
 
-def _softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> int:
-    return copied(args[0])
+def _softmax(plan: Plan, args: Args, kwargs: Kwargs, device: VirtualDevice) -> Taken:
+    return together(*copies(args[0]))
 
 
 RULES: dict[str, Rule] = {
