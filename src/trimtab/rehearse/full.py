@@ -86,6 +86,11 @@ class FullGpus(BaseCheck):
         self._open.append(_Met(device, device.ledger.lap.phase, device.made, handler, finding, said))
         self._turns.failed(in_a_step=self._open[-1].phase in _STEPS)
 
+    def went_beyond(self) -> None:
+        """The memory is full where nothing catches that: what the program does from here on is no handling of it."""
+        self._turns.stop()
+        self._open, self._left_out = [], []
+
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
         """An error that ends the program was no end of its own."""
         self._failed |= error is not None
