@@ -177,6 +177,49 @@ for rows in (1 << 10, 1 << 16, 1 << 10, 1 << 11):
         optimizer.zero_grad()
         print("left out:", rows)
 """,
+    "the last batch is left out": """
+for rows in (1 << 10, 1 << 11, 1 << 16):
+    try:
+        step(rows)
+    except torch.OutOfMemoryError:
+        optimizer.zero_grad()
+        print("left out:", rows)
+print("trained")
+""",
+    "the last batch is left out by a helper, in an endless loop, and the step stands outside": """
+def passed(rows):
+    try:
+        net(torch.randn(rows, 4096, device="cuda")).square().mean().backward()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        return False
+    return True
+
+
+def train(batches):
+    made = 0
+    while True:
+        rows = next(batches, None)
+        if rows is None:
+            return made
+        if passed(rows):
+            optimizer.step()
+            made += 1
+        optimizer.zero_grad()
+
+
+print(train(iter((1 << 10, 1 << 16))))
+""",
+    "the last prompt is left out of what is only evaluated": """
+net.eval()
+with torch.inference_mode():
+    for rows in (1 << 10, 1 << 11, 1 << 18):
+        try:
+            print(net(torch.randn(rows, 4096, device="cuda")).shape)
+        except torch.OutOfMemoryError:
+            print("left out:", rows)
+""",
     "a trainer as Lightning's": """
 class Scaler:
     def fit(self, rows):
@@ -250,6 +293,45 @@ while rows:
 """,
     "every batch left out": """
 for rows in (1 << 16, 1 << 17, 1 << 16):
+    try:
+        step(rows)
+    except torch.OutOfMemoryError:
+        print("left out:", rows)
+""",
+    "the loop is left at the first batch that does not fit": """
+for rows in (1 << 10, 1 << 11, 1 << 16, 1 << 10):
+    try:
+        step(rows)
+    except torch.OutOfMemoryError:
+        print("stopped at", rows)
+        break
+""",
+    "a loop that had trained is around what fails, and ends by another error": """
+left_out = 0
+for rows in (1 << 10, 1 << 11, 1 << 16):
+    try:
+        step(rows)
+    except torch.OutOfMemoryError:
+        left_out += 1
+if left_out:
+    raise RuntimeError("batches were left out")
+""",
+    "every batch left out, though a teacher has seen them all": """
+teacher = nn.Linear(4096, 8).cuda()
+for rows in (1 << 15, 1 << 16):
+    try:
+        x = torch.randn(rows, 4096, device="cuda")
+        with torch.no_grad():
+            wanted = teacher(x)
+        net(x).square().mean().backward()
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        print("left out:", rows)
+""",
+    "one loop trained, and the next leaves out all it has": """
+for rows in (1 << 10, 1 << 11):
+    step(rows)
+for rows in (1 << 16, 1 << 17):
     try:
         step(rows)
     except torch.OutOfMemoryError:

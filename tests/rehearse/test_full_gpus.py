@@ -40,6 +40,56 @@ def test_a_full_gpu_that_ends_the_program(ask: Rehearse, tmp_path: Path, name: s
     assert not any("goes on" in note for note in report["notes"])
 
 
+AGAIN = """
+def careful(rows):
+    x = torch.randn(rows, 4096, device="cuda")
+    hidden = net(x)
+    hidden.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for _ in range(2):
+    try:
+        careful(1 << 16)
+    except torch.OutOfMemoryError:
+        print("full")
+{}"""
+
+
+def test_what_is_tried_again_inside_the_handler_stands_beside_what_failed(
+    ask: Rehearse, tmp_path: Path
+) -> None:
+    inside, behind = (
+        AGAIN.format(f"{indent}for _ in range(4):\n{indent}    careful(1 << 14)\n")
+        for indent in ("        ", "    ")
+    )
+    path = written(tmp_path, "inside", {"inside": inside})
+    report = ask(str(path), ranks=None, timeout=120, settings=SETTINGS)
+    (finding,) = report["findings"]
+    assert (report["verdict"], finding["kind"]) == ("fault", "out-of-memory"), report["text"]
+    assert path.read_text().splitlines()[finding["cause"]["line"] - 1].strip() == "careful(1 << 14)", finding
+    assert "Leave the handler first" in finding["fix"]
+    assert not any("goes on" in note for note in report["notes"])
+    path = written(tmp_path, "behind", {"behind": behind})
+    report = ask(str(path), ranks=None, timeout=120, settings=SETTINGS)
+    assert (report["verdict"], report["findings"]) == ("clean", []), report["text"]
+
+
+def test_the_cause_is_on_the_gpu_that_is_full(ask: Rehearse, tmp_path: Path) -> None:
+    program = """
+other = [torch.empty(1 << 28, device="cuda:1") for _ in range(2)]
+mine = torch.empty(3 << 27, device="cuda:0")
+more = torch.empty(3 << 28, device="cuda:0")
+"""
+    path = written(tmp_path, "two", {"two": program})
+    report = ask(str(path), ranks=None, timeout=120, settings={**SETTINGS, "gpus": 2})
+    (finding,) = report["findings"]
+    assert finding["lack"]["device"] == "cuda:0"
+    assert path.read_text().splitlines()[finding["cause"]["line"] - 1].startswith("mine"), finding
+    assert "on cuda:0" in finding["cause"]["why"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("halves", [True, False])

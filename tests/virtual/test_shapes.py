@@ -376,6 +376,24 @@ def test_plain_pickles_of_shapes_are_stand_ins_and_told(machine: Machine) -> Non
     assert machine.asked
 
 
+def test_a_score_that_is_kept_with_the_weights_is_as_unknown_when_it_is_read_back(
+    machine: Machine, tmp_path: Path
+) -> None:
+    score = big().mean().item()
+    torch.save({"score": score, "others": [score + 1.0]}, tmp_path / "kept.pt")
+    kept = torch.load(tmp_path / "kept.pt", weights_only=True)
+    assert f"{kept['score']:.3f} {kept['others'][0]}" == "? ?"
+    assert not any(asked.how == "decision" for asked in machine.asked)
+    assert (kept["score"] > 100.0) in (True, False)
+    assert any(asked.how == "decision" for asked in machine.asked)
+
+
+def test_a_number_that_was_never_computed_is_a_number_where_nothing_is_unknown(machine: Machine) -> None:
+    written = pickle.dumps(big().mean().item())
+    with virtual_gpus(1):
+        assert type(pickle.loads(written)) is float
+
+
 def test_a_machine_with_values_inside_one_without_has_values(machine: Machine) -> None:
     with virtual_gpus(1):
         assert torch.ones(1 << 20, device="cuda").sum().item() == 1 << 20

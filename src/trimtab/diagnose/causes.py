@@ -105,7 +105,7 @@ def _diagnose(fault: Fault) -> Finding:
         message=fault.message,
         where=where or library,
         cause=verdict.cause,
-        fix=(verdict.fix or _known_fix(fault.message)) + _others(scene, verdict),
+        fix=(verdict.fix or known_fix(fault.message)) + _others(scene, verdict),
         op=fault.op,
         module=_module(scene),
         tensors=_notes(scene),
@@ -185,7 +185,8 @@ def _place(origin: Origin | None) -> Place | None:
     return source.place(origin.file, origin.line) if origin is not None else None
 
 
-def _known_fix(message: str) -> str:
+def known_fix(message: str) -> str:
+    """What to do by the message alone."""
     if known := match_message(message):
         pattern, fields = known
         return pattern.fix.format_map(fields)

@@ -106,6 +106,8 @@ class Lack:
     short_bytes: int
     phase: str = ""
     """In which phase of the run it was met."""
+    of_cause: bool = False
+    """Whether the finding's fix undoes its cause: it then stands before what only takes less."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,28 @@ def of_type(at: Place, dtype: str) -> Fix:
     return Fix(f"{fix}.", at)
 
 
+def as_many_objects(at: Place | None, counts: dict[int, int]) -> Said | None:
+    """Lists of objects that are not equally long: torch first exchanges one size for each. `counts`: by rank."""
+    if at is None:
+        return None
+    for call in source.call_on(at.file, at.line):
+        if source.called_name(call) != "broadcast_object_list":
+            continue
+        given = source.keyword(call, "object_list") or next(iter(call.args), None)
+        name = source.root(given) if given is not None else ""
+        made = source.last_assignment(at.file, at.line, name) if name else None
+        lists = ", ".join(f"one of {count} on rank {rank}" for rank, count in counts.items())
+        cause = source.cause(
+            at.file,
+            made.lineno if made is not None else at.line,
+            f"`{name}` is a list of another length on each rank: {lists}",
+        )
+        most = max(counts.values())
+        fix = f"Make it equally long on every rank: `{name} = [None] * {most}` where it is only to be filled."
+        return Said(cause, fix)
+    return None
+
+
 def one_root(at: Place | None) -> Said | None:
     """A root that is each rank's own number: one rank has to be it for all."""
     for call in source.call_on(at.file, at.line) if at is not None else ():

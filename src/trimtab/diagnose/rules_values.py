@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 from collections import defaultdict
 from types import FrameType
@@ -22,6 +23,13 @@ from trimtab.virtual.origin import Origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
 """What starts a process, the likelier first."""
+_FULL = re.compile(r"\bGPU (\d+) has a total capacity")
+
+
+def device_of(message: str) -> str:
+    """The device that CUDA's message of a full GPU names."""
+    found = _FULL.search(message)
+    return f"cuda:{found.group(1)}" if found else ""
 
 
 def host_only(scene: Scene) -> Verdict | None:
@@ -166,12 +174,15 @@ def no_room(scene: Scene) -> Verdict | None:
         why = "a model in eval mode runs with gradients on: what all its layers give is kept for a backward pass"
         cause = source.cause(outside.f_code.co_filename, outside.f_lineno, why)
         return Verdict(cause, fix, edits=edits)
+    if (verdict := _kept_by_a_handler(scene)) is not None:
+        return verdict
+    full = device_of(scene.fault.message)
     held: dict[Origin, int] = defaultdict(int)
     seen: set[int] = set()
     for tensor in (t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)):
         # The tensor for which there is no room is only half made: it has no line, and no storage to ask for, yet.
         born = origin.born_of(tensor)
-        if born is None or tensor.device.type != "cuda":
+        if born is None or str(tensor.device) != full:
             continue
         if (storage := holders.storage_of(tensor)) not in seen:
             seen.add(storage)
@@ -181,8 +192,35 @@ def no_room(scene: Scene) -> Verdict | None:
     line, most = max(held.items(), key=lambda pair: pair[1])
     if most < sum(held.values()) / 2:
         return None
-    why = f"what this line makes is {most / sum(held.values()):.0%} of all that the tensors in use hold"
+    why = f"what this line makes is {most / sum(held.values()):.0%} of all that the tensors on {full} hold"
     return Verdict(source.cause(line.file, line.line, why))
+
+
+def _kept_by_a_handler(scene: Scene) -> Verdict | None:
+    """A GPU that is full again while the error of the first time is being handled, which holds the failed pass."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = (
+            error.__context__
+        )  # that there is no room was an error of ours first, raised within the program's
+    if error is None:
+        return None
+    for frame in scene.frames:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        for node in source.guarded(file):
+            within = isinstance(node, ast.Try) and frame.f_code.co_firstlineno <= node.lineno
+            handlers = node.handlers if within and isinstance(node, ast.Try) else []
+            if any(h.body[0].lineno <= line <= (h.body[-1].end_lineno or 0) for h in handlers):
+                why = (
+                    "this runs inside the handler of the error: until it is left, the error holds the frames of the "
+                    "pass that failed, and they all that it had computed"
+                )
+                fix = (
+                    "Leave the handler first: only note in it that the memory was full, and free what was gathered and "
+                    "try again behind it."
+                )
+                return Verdict(source.cause(file, line, why), fix)
+    return None
 
 
 def _move_of_rows(file: str) -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places, skipped_modules
+from trimtab.rehearse import disagreements, places, sharded_weights, skipped_modules
 from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.skipped_modules import Ran
 
@@ -43,11 +43,13 @@ class _World:
     first: dict[str, Any] | None = None
     """The first collective that needed a GPU."""
     mixed_up: bool = False
-    """Whether it was told that ranks sum up figures of different names."""
+    """Whether it was told that ranks sum up figures, or gather weights, of different names."""
     shared_gpu: bool = False
     """Whether it was told that two ranks use one GPU."""
     ran: dict[int, Ran] = field(default_factory=dict)
     """The modules that have run here, by step."""
+    members: dict[str, list[int]] = field(default_factory=dict)
+    """The ranks of groups of some."""
 
 
 @dataclass
@@ -141,11 +143,14 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             name: record.get(name)
             for name in ("numel", "dtype", "root", "gpu", "shape", "gives", "bytes", "size")
         },
+        "members": [] if process.settings.one_rank else _members(world, group, record.get("size")),
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
         "card": _card(record.get("gpu")),
         "place": asdict(place) if place else None,
         "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
+        "quiet": ran_modules.quiet(),
+        "weights": sharded_weights.named(),
         "values": rank_values.now() if not process.settings.one_rank else [],
         "step": step,
         "modules": ran,
@@ -163,8 +168,9 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         if theirs is not None and _signature(theirs) != _signature(mine):
             process.recorder.write(t="failed")
             ran_there = peer.ran.get(step, {}) if theirs["step"] == step else None
+            quiet = {number for number, side in ((world.rank, mine), (rank, theirs)) if side["quiet"]}
             skipped = (
-                skipped_modules.parting(*_by_rank((world.rank, world.ran[step]), (rank, ran_there)))
+                skipped_modules.parting(*_by_rank((world.rank, world.ran[step]), (rank, ran_there)), quiet)
                 if ran_there is not None
                 else None
             )
@@ -172,8 +178,11 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
         if theirs is not None and not world.mixed_up:
             mixed = disagreements.mixed_up(world.rank, mine, rank, theirs)
+            mixed = mixed or disagreements.mixed_weights(world.rank, mine, rank, theirs)
             world.mixed_up = mixed is not None
-            if mixed is not None:
+            # One rank tells it: the other would at a later line, where it happens again.
+            if mixed is not None and not any(record["t"] == "mixed" for record in process.others_records()):
+                process.recorder.write(t="mixed")
                 process.report(mixed)
 
 
@@ -210,6 +219,18 @@ def worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 def _by_rank(one: tuple[int, Ran], other: tuple[int, Ran]) -> tuple[int, Ran, int, Ran]:
     low, high = sorted((one, other), key=lambda side: side[0])
     return *low, *high
+
+
+def _members(world: _World, group: str, size: int | None) -> list[int]:
+    """The ranks of a group, by its name; of all ranks none need be told."""
+    if size is None or size >= world.size:
+        return []
+    if group not in world.members:
+        from torch.distributed import distributed_c10d
+
+        c10d: Any = distributed_c10d  # versions of torch differ in what they call a name
+        world.members[group] = c10d.get_process_group_ranks(c10d._resolve_process_group(group))
+    return world.members[group]
 
 
 def _signature(record: dict[str, Any]) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from trimtab.diagnose import answers, branches, flow, loops_left, mends_collecti
 from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said
 from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
+from trimtab.rehearse import sharded_weights
 from trimtab.rehearse.skipped_modules import Skipped
 
 Record = dict[str, Any]
@@ -47,6 +48,30 @@ def mixed_up(rank: int, mine: Record, other: int, theirs: Record) -> Finding | N
     return (
         said.finding(f"{message}names, and get their sum.", where, mine["op"]) if said is not None else None
     )
+
+
+def mixed_weights(rank: int, mine: Record, other: int, theirs: Record) -> Finding | None:
+    """Ranks for which FSDP2 gathers, or reduces, parameters of different modules in one collective of one size.
+
+    At one line of one step: ranks that stand at different ones have parted before, and will be seen to.
+    """
+    (low, first), (high, second) = sorted([(rank, mine), (other, theirs)], key=lambda side: side[0])
+    names = sharded_weights.parted(first.get("weights") or [], second.get("weights") or [])
+    if names is None or (first["place"], first["step"]) != (second["place"], second["step"]):
+        return None
+    where, (one, two) = place_from(first["place"]), names
+    message = (
+        f"Collective number {mine['n']}, {_said(first)}: rank {low} gives its part of `{one}`, rank {high} that of "
+        f"`{two}`. They are of one size, so nobody waits: what each rank gets is made of both, and so are its "
+        "gradients."
+    )
+    why = f"which module is used here hangs on the rank: `{one}` on rank {low}, `{two}` on rank {high}"
+    fix = (
+        f"Use the same modules in the same order on every rank in every step: give all ranks rows for one of them at a "
+        f"time, or run both `{one}` and `{two}` on every rank, the one without rows on a dummy input of the smallest "
+        "size, and add its result times 0 to what the loss is made of."
+    )
+    return Said(cause_at(where, why), fix).finding(message, where, first["op"])
 
 
 def _asked(record: Record) -> bool:
@@ -107,6 +132,8 @@ def disagreement(
     told = told or (parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None)
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)
+    if told is None and same and first["numel"] != second["numel"]:
+        told = mends_collectives.as_many_objects(where, {low: first["numel"], high: second["numel"]})
     if told is None:
         told = (
             _unequal(first, second, stands) if same and second["born"] else _parted(low, first, high, second)

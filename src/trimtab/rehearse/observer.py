@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimtab.diagnose import awaited, source
-from trimtab.diagnose.causes import diagnose
+from trimtab.diagnose.causes import diagnose, known_fix
 from trimtab.diagnose.finding import KINDS, Finding
 from trimtab.rehearse import places, room_here, shield, shortage
 from trimtab.virtual import memory, state
@@ -52,6 +52,8 @@ class RehearsalObserver(Observer):
             finding = self._known[key] = found
             if fault.kind == "out-of-memory":
                 self._full.add(shortage.device_of(fault.message))
+                if self._process.full is not None:
+                    self._process.full.went_beyond()
         self._process.report(finding)
 
     def _found(self, fault: Fault) -> Finding | None:
@@ -68,13 +70,16 @@ class RehearsalObserver(Observer):
         finding = self._process.enriched(finding, None)
         machine = state.machine()
         if fault.kind == "out-of-memory" and machine is not None:
-            finding.lack = shortage.met(shortage.full_one(fault.message, machine))
+            of_cause = finding.fix not in ("", known_fix(fault.message))
+            finding.lack = shortage.met(shortage.full_one(fault.message, machine), of_cause=of_cause)
         return finding
 
     def catches(self, fault: Fault) -> bool:
         """A full GPU that the program may be ready for: what hardware raises is raised, and its run tells the rest."""
         if fault.kind != "out-of-memory" or self._process.full is None:
             return False
+        if shortage.device_of(fault.message) in self._full:
+            return False  # on hardware the program had ended before
         handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
         if handler is None or self._process.full.is_no_way_on(handler):
             return False

@@ -91,6 +91,11 @@ class Phases(BaseCheck):
             machine, machine.undo, {name: _listening(name, calls) for name, calls in listened.items()}
         )
 
+    @property
+    def in_a_pass(self) -> bool:
+        """Whether a module is under way in this thread."""
+        return getattr(self._local, "depth", 0) > 0
+
     def _begin(self, phase: str) -> None:
         self._now = phase
         for device in self._machine.devices:

@@ -252,8 +252,9 @@ def _attach(process: Process, machine: Machine) -> None:
     workers.install()
     quiet.silence()
     what_if.put_in(process.settings.what_if)
-    process.full = FullGpus(process)
-    process.checks = [Phases(process), process.full, Layers(process), *checks.all_checks(process)]
+    phases = Phases(process)
+    process.full = FullGpus(process, phases)
+    process.checks = [phases, process.full, Layers(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

@@ -31,6 +31,7 @@ _with_parameters: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _seen: set[str] = set()
 _new: Ran = {}
 _steps = 0
+_quiet = False
 _counting = _watching = False
 
 
@@ -52,8 +53,10 @@ def _stepped(*_: Any) -> None:
 
 def called(module: nn.Module) -> None:
     """A module is about to run."""
+    global _quiet
     if not _watching:
         return
+    _quiet = not torch.is_grad_enabled()
     name = _names.get(module)
     if name is None:
         name = _name_all(module)
@@ -86,6 +89,11 @@ def _name_all(root: nn.Module) -> str:
         _names[module] = bare or type(root).__name__
         _with_parameters[module] = name in held
     return _names[root]
+
+
+def quiet() -> bool:
+    """Whether the module that was called last runs without gradients."""
+    return _quiet
 
 
 def take() -> tuple[int, Ran]:

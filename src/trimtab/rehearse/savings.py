@@ -172,7 +172,7 @@ def try_savings(
             if trials.made(change) and finding.savings[-1].fits:
                 break
     finding.savings.sort(key=lambda saving: (not saving.fits, saving.need_bytes if not saving.fits else 0))
-    if finding.savings and finding.savings[0].fits:
+    if finding.savings and finding.savings[0].fits and not (finding.lack and finding.lack.of_cause):
         first = finding.savings[0]
         how = " ".join(first.settings) or trials.how[first.change]
         finding.fix = f"{first.change} ({how}): so rehearsed, it fits"

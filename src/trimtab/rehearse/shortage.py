@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Lack
+from trimtab.diagnose.rules_values import device_of
 from trimtab.rehearse.memory_text import size
 
 if TYPE_CHECKING:
@@ -20,13 +20,6 @@ FIXES = {
 """What helps where the memory ends in a phase that trains nothing."""
 _STANDS = ("weights", "gradients", "optimizer")
 """What is held however few rows there are."""
-_DEVICE = re.compile(r"\bGPU (\d+) has a total capacity")
-
-
-def device_of(message: str) -> str:
-    """The device that CUDA's message names."""
-    found = _DEVICE.search(message)
-    return f"cuda:{found.group(1)}" if found else ""
 
 
 def full_one(message: str, machine: Machine) -> VirtualDevice:
@@ -46,9 +39,9 @@ def room(told: dict[str, Any]) -> int:
     return whole if allowed is None else min(whole, int(allowed + told["context_bytes"]))
 
 
-def met(device: VirtualDevice) -> Lack:
+def met(device: VirtualDevice, *, of_cause: bool) -> Lack:
     """What is known of a shortage at once: where the run stood. How much is missing is known at its end."""
-    return Lack(str(device.device), 0, 0, 0, device.ledger.lap.phase)
+    return Lack(str(device.device), 0, 0, 0, device.ledger.lap.phase, of_cause)
 
 
 def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
@@ -56,7 +49,9 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
     for finding in findings:
         if finding.kind != "out-of-memory" or (finding.lack is not None and finding.lack.need_bytes):
             continue
-        phase = finding.lack.phase if finding.lack is not None else ""
+        phase, of_cause = (
+            (finding.lack.phase, finding.lack.of_cause) if finding.lack is not None else ("", False)
+        )
         finding.lack, told = None, memory.get(device_of(finding.message))
         if told is None:
             continue
@@ -64,8 +59,8 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
         if needed <= capacity:
             # It would fit in one piece: what the allocator reserves to give it out in pieces does not.
             needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
-        finding.lack = Lack(device, capacity, needed, max(0, needed - capacity), phase)
-        if not finding.edits:
+        finding.lack = Lack(device, capacity, needed, max(0, needed - capacity), phase, of_cause)
+        if not finding.edits and not of_cause:
             finding.fix = _no_row_helps(told, capacity) or FIXES.get(phase, finding.fix)
         if needed > capacity:
             short = size(needed - capacity)

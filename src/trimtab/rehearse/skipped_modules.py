@@ -5,6 +5,7 @@ condition under which that stands. Reads records and source only.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from trimtab.diagnose import branches, source
@@ -22,8 +23,11 @@ class Skipped(NamedTuple):
     """Whether its call stands under a condition; if not, the other rank may only not have come so far."""
 
 
-def parting(low: int, first: Ran, high: int, second: Ran) -> Skipped | None:
-    """What to say of two ranks of which one alone has run a module, by what each has run in the step."""
+def parting(low: int, first: Ran, high: int, second: Ran, quiet: Collection[int] = ()) -> Skipped | None:
+    """What to say of two ranks of which one alone has run a module, by what each has run in the step.
+
+    `quiet`: the ranks that run without gradients.
+    """
     sides = [(low, high, _topmost(first, second)), (high, low, _topmost(second, first))]
     found = [(who, other, name, at) for who, other, only in sides for name, at in only.items() if at]
     if not found:
@@ -40,6 +44,13 @@ def parting(low: int, first: Ran, high: int, second: Ran) -> Skipped | None:
         cause = source.cause(*condition, f"{calls}: it is called at {at}, under this condition")
     else:
         cause = source.cause(file, line, f"{calls}: it is called here")
+    if who in quiet:
+        fix = (
+            f"Let every rank evaluate: `{name}` needs all of them. Take its call out of the condition, give each rank "
+            "its share of the rows, as many batches to every one, and bring the sums together with dist.all_reduce; "
+            f"only what is printed or written belongs to rank {who} alone."
+        )
+        return Skipped(Said(cause, fix), bool(may_skip))
     fix = (
         f"Run `{name}` on every rank in every step: where a batch has nothing for it, on a dummy input of the smallest "
         "size, and add its result times 0 to what the loss is made of. Then every rank gathers the same weights and "

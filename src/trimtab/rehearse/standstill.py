@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from trimtab.diagnose import answers, source
 from trimtab.diagnose.branches import Said
 from trimtab.diagnose.finding import Finding, Place, cause_at
-from trimtab.rehearse import disagreements
+from trimtab.rehearse import disagreements, group_rings
 from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.system import processor_seconds, sleeps
 
@@ -106,7 +106,10 @@ class Standstill:
             # What it wrote down last tells of where it stands, if that is the line.
             last = [record for record in read_lines(path) if "op" in record][-1:]
             met = bool(last) and [tuple(at) for at in last[0]["way"]][:1] == stand.way[:1]
-            stands.append(stand._replace(values=last[0]["values"]) if met else stand)
+            if met:
+                members = tuple(last[0]["members"])
+                stand = stand._replace(values=last[0]["values"], members=members)
+            stands.append(stand)
         return finding(stands)
 
 
@@ -119,6 +122,8 @@ class _Stand(NamedTuple):
     way: list[tuple[str, int]]
     values: Sequence[Any] = ()
     """What it had in its names then, as far as that is known."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group in whose collective it waits, if these are not all."""
 
 
 def standing(rank: int, stack: list[tuple[str, int, str]]) -> _Stand | None:
@@ -138,7 +143,7 @@ def standing(rank: int, stack: list[tuple[str, int, str]]) -> _Stand | None:
 def finding(stands: list[_Stand]) -> Finding:
     """What is told of ranks that all wait: the branch on the rank that parts two of them, else both lines."""
     sides = "; ".join(
-        f"rank {one.rank} stands in {one.name} at {os.path.basename(one.place.file)}:{one.place.line}"
+        f"rank {one.rank} stands in {one.name}{_of(one.members)} at {os.path.basename(one.place.file)}:{one.place.line}"
         for one in stands
     )
     first = stands[0]
@@ -146,12 +151,18 @@ def finding(stands: list[_Stand]) -> Finding:
     message = f"Every rank waits and none goes on: {sides}."
     point_to_point = any(_PAIRED.match(one.name) for one in stands)
     both = answers.sides((first.rank, first.values), (other.rank, other.values))
-    said = disagreements.at_rest([first.way, other.way], both) if not point_to_point else None
+    said = group_rings.told([(one.rank, one.members, one.place) for one in stands])
+    if said is None and not point_to_point:
+        said = disagreements.at_rest([first.way, other.way], both)
     if said is None:
         fix = "All ranks have to make the same collective calls in the same order; a receive needs a send on the other "
         why = f"rank {other.rank} waits here for what rank {first.rank} never does"
         said = Said(cause_at(other.place, why), f"{fix}side, which must not wait for a receive itself.")
     return said.finding(message, first.place, first.name)
+
+
+def _of(members: tuple[int, ...]) -> str:
+    return f" of ranks {', '.join(map(str, members))}" if members else ""
 
 
 def last_stack(path: Path) -> list[tuple[str, int, str]]:

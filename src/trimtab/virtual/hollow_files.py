@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from trimtab.hollow import RECORD
-from trimtab.virtual import imports, state
+from trimtab.virtual import imports, stand_in, state
 from trimtab.virtual.storage import VirtualStorage, hollow_storage, is_hollow, is_shape
 from trimtab.virtual.unknown import is_unknown, refuse_more
 
@@ -205,7 +205,10 @@ def patches(machine: state.Machine) -> list[state.Patch]:
         if zip_file.has_record(RECORD):
             kwargs["overall_storage"] = None  # a map of the file's memory: there are noughts in it
             zip_file = _Reader(zip_file)
-        return loaded(zip_file, *args, **kwargs)
+        with serialization.safe_globals(
+            [stand_in.again]
+        ):  # numbers that were kept beside the weights: a best score
+            return loaded(zip_file, *args, **kwargs)
 
     replaced: list[tuple[str, Callable[..., Any]]] = [
         ("_open_zipfile_writer", _open_zipfile_writer),

@@ -50,7 +50,7 @@ class StandIn(_Unknown, float):
         return bool(float(self))
 
     def __reduce__(self) -> Any:
-        return float, (float(self),)
+        return again, (float(self),)
 
 
 class WholeStandIn(_Unknown, int):
@@ -64,7 +64,19 @@ class WholeStandIn(_Unknown, int):
         return int(self) != 0
 
     def __reduce__(self) -> Any:
-        return int, (int(self),)
+        return again, (int(self),)
+
+
+told_by: Callable[[], Callable[[], None] | None] | None = None
+"""Who is told when a program decides by a number that it has read back; nobody where numbers are what they are."""
+
+
+def again(value: float) -> Any:
+    """What was written of such a number, read back: unknown as before, where tensors have shapes only."""
+    decided = told_by() if told_by is not None else None
+    if decided is None:
+        return value
+    return StandIn(value, decided) if isinstance(value, float) else WholeStandIn(value, decided)
 
 
 def _arithmetic(name: str, kind: type = float) -> Callable[[Any, Any], Any]:
