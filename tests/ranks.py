@@ -13,7 +13,7 @@ PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "trimtab.virtual.context
 
 
 def run_ranks(function: Callable[..., None], *arguments: Any, ranks: int = 2) -> None:
-    """Run it as `function(rank, *arguments)` in so many processes, for four minutes at most; raises what failed there."""
+    """Run it as `function(rank, *arguments)` in so many processes, four minutes at most; raises what failed there."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = torch.multiprocessing.start_processes(
         function, arguments, nprocs=ranks, join=False, start_method="forkserver"
