@@ -29,7 +29,6 @@ GROWING = (
     [
         ("{{ 'a' * 100000000000 }}", "GiB of memory"),
         ("ok\n{{ messages[0].content * 1000000000 }}", "line 2, cannot be rendered"),
-        (GROWING, "GiB of memory"),
         ("{{ 'a' | center(100000000000) }}", "GiB of memory"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself without end"),
         ("{% for i in range(1000000000000) %}x{% endfor %}", "Range too big"),
@@ -43,6 +42,15 @@ GROWING = (
 def test_what_a_template_does(tokenizer: Any, template: str, told: str) -> None:
     tokenizer.chat_template = template
     with pytest.raises(RequestError, match=told):
+        ChatTemplate(tokenizer)
+
+
+def test_a_template_that_grows_is_stopped_at_the_limit(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_guard, "_HEADROOM", 1 << 28)  # what is taken on the way is written to
+    tokenizer.chat_template = GROWING
+    with pytest.raises(RequestError, match="GiB of memory"):
         ChatTemplate(tokenizer)
 
 

@@ -123,20 +123,27 @@ def test_our_recipes_train_with_the_head_on_the_last_gpu(
     assert len(split["loss"]) == 2
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "sft"])
+@pytest.mark.parametrize(
+    ("recipe", "counts"),
+    [
+        ("grpo", [4]),
+        ("sft", [2]),
+        *(pytest.param(r, [2, 4], marks=pytest.mark.slow) for r in ("grpo", "sft")),
+    ],
+)
 def test_one_device_two_gpus_and_four_give_the_same_losses(
-    four_layers: Path, tmp_path: Path, recipe: str
+    four_layers: Path, tmp_path: Path, recipe: str, counts: list[int]
 ) -> None:
     from trimtab import virtual_gpus
 
     one = train([*words(four_layers, tmp_path / "one", recipe), "device=cpu"])
-    for count in (2, 4):
+    for count in counts:
         with virtual_gpus(count):
             settings = [*words(four_layers, tmp_path / f"{count}", recipe), "model_parallel=true"]
             planned = plan_run(load_config(None, settings)).plan
             assert planned.strategy == "split"
             assert len(planned.devices) == count
-            several = train(settings)
+            several = train(settings, planned)
         assert several["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert min(one["grad_norm"]) > 0
         assert several["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
@@ -178,7 +185,7 @@ def test_a_split_trains_in_spite_of_launcher_variables(
     settings = [*words(tiny_model, tmp_path / "run", "grpo"), "model_parallel=true"]
     plan = plan_run(load_config(None, settings)).plan
     assert (plan.strategy, plan.launcher) == ("split", launcher)
-    assert len(train(settings)["loss"]) == 2
+    assert len(train(settings, plan)["loss"]) == 2
 
 
 @pytest.mark.virtual_gpus(2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,36 +14,37 @@ import torch.distributed as dist
 
 from trimtab.recipes.interrupt import GracefulStop
 
-PROGRAM = """
-import os, sys
-from types import SimpleNamespace
-import torch.distributed as dist
-from trimtab.recipes.interrupt import GracefulStop
 
-rank = int(os.fork() == 0)  # one interpreter's imports for both
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-stop, ended = GracefulStop(print), []
-args = SimpleNamespace(world_size=2, device="cpu")
-for step in range(1, 5):
-    stop.stopped = stop.stopped or (rank, step) == (1, 2)
-    control = SimpleNamespace(should_training_stop=False)
-    stop.on_step_end(args, SimpleNamespace(global_step=step, max_steps=4), control)
-    ended.append(control.should_training_stop)
-os.write(1, f"{ended}\\n".encode())  # in one piece
-dist.barrier()
-os._exit(0)
-"""
+def ended(rank: int, store: Path, queue: Any) -> None:
+    """What one of two ranks does at the end of each of four steps, where the second is told in its second step."""
+    dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=2)
+    stop, stopped = GracefulStop(print), []
+    args = SimpleNamespace(world_size=2, device="cpu")
+    for step in range(1, 5):
+        stop.stopped = stop.stopped or (rank, step) == (1, 2)
+        control = SimpleNamespace(should_training_stop=False)
+        stop.on_step_end(args, SimpleNamespace(global_step=step, max_steps=4), control)
+        stopped.append(control.should_training_stop)
+    queue.put(stopped)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def test_one_process_that_is_told_is_enough(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=200,
-    )
-    # From the step on at which one was told, to the last, after which there is nothing to stop.
-    assert done.stdout.splitlines() == ["[False, True, True, False]"] * 2
+    fork = multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
+    ranks = [fork.Process(target=ended, args=(rank, tmp_path / "store", queue)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        for rank in ranks:
+            rank.join(200)
+        assert [rank.exitcode for rank in ranks] == [0, 0]
+        # From the step on at which one was told, to the last, after which there is nothing to stop.
+        assert [queue.get() for _ in ranks] == [[False, True, True, False]] * 2
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 @pytest.mark.virtual_gpus(1)

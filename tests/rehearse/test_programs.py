@@ -116,7 +116,13 @@ def test_ranks_that_see_one_gpu_each_do_not_share_it(rehearse_warm: Rehearse) ->
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_static_graph(rehearse: Rehearse, ranks: int) -> None:
     """From a process of its own: forked from one that has torch loaded, DDP with a static graph may hang at its end."""
-    check_pair(rehearse, "static_output", "batch-type", ranks)
+    check_faulty(rehearse, "static_output", "batch-type", ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_static_graph_that_is_repaired(rehearse: Rehearse, ranks: int) -> None:
+    check_repaired(rehearse, "static_output", ranks)
 
 
 def test_a_tensor_in_host_memory_has_no_partner_to_go_to(rehearse_warm: Rehearse) -> None:

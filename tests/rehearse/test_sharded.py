@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ranks import run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "sharded_training.py"
 
@@ -20,29 +22,24 @@ def found(said: str) -> dict[str, Any]:
     return made
 
 
-def in_two_processes(*command: str) -> str:
-    """What two ranks print, started as a launcher starts them."""
+def on_the_cpu(rank: int, port: int, out: Path) -> None:
+    """One of two ranks, as a launcher would start it; what it prints goes into a file."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sys.argv = [str(PROGRAM), "cpu"]
+    with out.open("a") as file:
+        os.dup2(file.fileno(), 1)
+    runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+def test_fsdp_and_tensor_parallelism_are_the_cpus(
+    rehearse_warm: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = "".join(rank.communicate(timeout=300)[0] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return said
-
-
-def test_fsdp_and_tensor_parallelism_are_the_cpus(rehearse_warm: Callable[..., dict[str, Any]]) -> None:
-    on_cpu = found(in_two_processes(str(PROGRAM), "cpu"))
+        port = free.getsockname()[1]
+    run_ranks(on_the_cpu, port, tmp_path / "said")
+    on_cpu = found((tmp_path / "said").read_text())
     report = rehearse_warm(str(PROGRAM), ranks=2)
     assert report["exit"] == 0, report["text"]
     virtual = found(report["stdout"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ranks import run_ranks
 
 BEGIN = """
 import json, os, sys
@@ -36,9 +37,23 @@ with trimtab.virtual_gpus(2, shapes=shapes, every_rank=every, observer=observer)
         return "unknown" if is_unknown(tensor) else tensor.tolist()
 """
 END = """
-    print("FOUND", json.dumps(found))
+    with open(os.environ["FOUND"], "w") as file:
+        json.dump(found, file)
     dist.destroy_process_group()
 """
+
+
+def one_rank(rank: int, program: Path, way: str, port: int) -> None:
+    """The program, in a process that knows nothing but its rank."""
+    os.environ.clear()
+    os.environ.update(
+        {
+            **{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "WAY": way},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            "FOUND": str(program.with_name(f"{rank}.json")),
+        }
+    )
+    exec(compile(program.read_text(), str(program), "exec"), {"__name__": "__main__"})
 
 
 def ranks(tmp_path: Path, code: str, every: bool, values: bool = False) -> list[Any]:
@@ -48,28 +63,9 @@ def ranks(tmp_path: Path, code: str, every: bool, values: bool = False) -> list[
         port = held.getsockname()[1]
     path = tmp_path / "program.py"
     path.write_text(BEGIN + textwrap.indent(textwrap.dedent(code), "    ") + END)
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(path)],
-            env={
-                **{"PATH": "", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-                "WAY": "values" if values else "every" if every else "one",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2 if every else 1)
-    ]
-    answers = [process.communicate(timeout=120) for process in started]
-    said = []
-    for out, error in answers:
-        line = next((line for line in out.splitlines() if line.startswith("FOUND")), None)
-        assert line is not None, error
-        said.append(json.loads(line.removeprefix("FOUND")))
-    return said
+    number = 2 if every else 1
+    run_ranks(one_rank, path, "values" if values else "every" if every else "one", port, ranks=number)
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(number)]
 
 
 COLLECTIVES = """

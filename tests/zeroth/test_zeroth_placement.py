@@ -7,7 +7,7 @@ as many threads. Elsewhere losses agree within rounding, and what is made of the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from zeroth_helpers import batch, close_losses, same_weights, tiny, with_lora
 
 import trimtab
+from ranks import run_ranks
 from trimtab.placement import PlacementPlan, place
 from trimtab.zeroth import ZerothOrder, ZerothSettings, read_trajectory, replay
 
@@ -63,9 +64,17 @@ def split(model: nn.Module, head: int) -> nn.Module:
     return place(model, plan)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("method", METHODS)
+# Every method, and every pair of a kind and a number of lanes.
+QUICK = {("mezo", "llama", 1), ("dizo", "qwen3", 2), ("fzoo", "llama", 2), ("fzoo", "qwen3", 1)}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "lanes"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(METHODS, ("llama", "qwen3"), (1, 2))
+    ],
+)
 def test_split_over_two_virtual_gpus_is_the_cpu(method: Any, kind: str, lanes: int) -> None:
     plain = tiny(kind, tie=False)
     settings = ZerothSettings(method=method, **SETTINGS, lanes=lanes)
@@ -125,26 +134,11 @@ def test_bf16_on_one_virtual_gpu_is_the_cpu() -> None:
         assert same_weights(plain, model)
 
 
-def two_ranks(function: Callable[..., None], *arguments: Any) -> None:
-    """Run it as `function(rank, 2, *arguments)` in two processes, for four minutes at most."""
-    context = torch.multiprocessing.start_processes(
-        function, (2, *arguments), nprocs=2, join=False, start_method="spawn"
-    )
-    try:
-        waited = 0
-        while not context.join(timeout=10):
-            waited += 10
-            assert waited < 240, "the ranks did not come to an end"
-    finally:
-        for process in context.processes:
-            process.kill()
-
-
 @pytest.mark.parametrize(("method", "parts"), [("dizo", 3), ("fzoo", 1)])
 def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
     """Also with an odd number of micro-batches, and with a rank that has none."""
     settings = ZerothSettings(method=method, **SETTINGS)
-    two_ranks(zeroth_ranks.run, str(tmp_path), settings, parts)
+    run_ranks(zeroth_ranks.run, 2, str(tmp_path), settings, parts)
     model = zeroth_ranks.model()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as each rank has
@@ -162,7 +156,7 @@ def test_two_ranks_are_one(method: Any, parts: int, tmp_path: Path) -> None:
 
 def test_what_fails_on_one_rank_ends_both(tmp_path: Path) -> None:
     """The rank that failed has its own traceback, the other one's error names it; nobody waits for a time-out."""
-    two_ranks(zeroth_ranks.fail, str(tmp_path), ZerothSettings(method="mezo", **SETTINGS))
+    run_ranks(zeroth_ranks.fail, 2, str(tmp_path), ZerothSettings(method="mezo", **SETTINGS))
 
     def told(how: str, rank: int) -> str:
         return (tmp_path / f"{how}, rank {rank}").read_text()
