@@ -122,3 +122,5 @@ def test_a_run_that_halves_its_batch_fits(rehearse: Rehearse, tmp_path: Path, ha
         report["text"]
     )
     assert any("catches that (run.py:" in note for note in report["notes"]) is halves
+    # Nothing above Trimtab's own verb takes the error, so that one rehearsal tells all.
+    assert report["stdout"].count("model smollm2 on cuda:0") == 1 + halves

@@ -26,6 +26,9 @@ from trimtab.diagnose.handlers import outcome
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _WATCHING = tuple(os.path.join(source.PACKAGE, room, "") for room in ("virtual", "rehearse", "diagnose"))
 """Rooms of Trimtab that stand on the stack of any rehearsed program; the others are the program."""
+_DOOR = os.path.join(source.PACKAGE, "cli", "")
+"""Trimtab's own verbs. What leaves one ends the program with a message: what parses the command line, around it, lets
+errors pass, though its source alone does not say so."""
 _CLASS = type[BaseException]
 _Names = Mapping[str, Any]
 
@@ -33,13 +36,16 @@ _Names = Mapping[str, Any]
 def full_device(frame: FrameType | None) -> Place | None:
     """The line that would take the error of a full GPU, were it raised in this frame; None if none would."""
     raised: set[_CLASS] = {torch.OutOfMemoryError}
+    left_a_verb = False
     while frame is not None and raised:
         code = frame.f_code
-        if not code.co_filename.startswith((*_WATCHING, _TORCH)):
+        ours = code.co_filename.startswith(_DOOR)
+        if not code.co_filename.startswith((*_WATCHING, _TORCH)) and (ours or not left_a_verb):
             names = ChainMap(frame.f_locals, frame.f_globals)
             found = _taken(code, frame.f_lineno, names, raised)
             if found is not None:
                 return found
+        left_a_verb |= ours
         frame = frame.f_back
     return None
 

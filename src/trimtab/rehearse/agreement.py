@@ -50,6 +50,8 @@ class _World:
     """The modules that have run here, by step."""
     members: dict[str, list[int]] = field(default_factory=dict)
     """The ranks of groups of some."""
+    file: int = -1
+    """What this rank writes to; open, for a sharded step enters thousands of collectives."""
 
 
 @dataclass
@@ -101,8 +103,10 @@ def joined(process: Process) -> None:
     from trimtab.rehearse import ran_modules
 
     global _world
-    if not dist.is_initialized() or dist.get_world_size() < 2:
+    if _world is not None:
+        os.close(_world.file)
         _world = None
+    if not dist.is_initialized() or dist.get_world_size() < 2:
         return
     rank = dist.get_rank()
     if process.settings.one_rank:
@@ -112,11 +116,13 @@ def joined(process: Process) -> None:
     if rank == 0:
         store.set("trimtab/world", secrets.token_hex(8))
     name = store.get("trimtab/world").decode()
+    path = _path(process.folder, name, rank)
     _world = _World(name, rank, dist.get_world_size())
-    _world.peers = {
-        other: _Peer(_path(process.folder, name, other)) for other in range(_world.size) if other != rank
-    }
-    _write(process, {"pid": os.getpid()})
+    _world.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    if not process.settings.one_rank:  # where one stands for all, nobody else writes
+        others = (other for other in range(_world.size) if other != rank)
+        _world.peers = {other: _Peer(_path(process.folder, name, other)) for other in others}
+    _write({"pid": os.getpid()})
 
 
 def enter(process: Process, record: dict[str, Any], place: Place | None) -> None:
@@ -157,7 +163,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
     }
     world.last = mine
     world.first = world.first or (mine if mine["gpu"] else None)
-    _write(process, mine)
+    _write(mine)
     for rank, peer in world.peers.items():
         peer.read()
         theirs = peer.calls.get((group, number))
@@ -204,7 +210,7 @@ def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tup
 def note(process: Process, record: dict[str, Any]) -> None:
     """Write down what the parent is to compare between the ranks; nothing without a group of several."""
     if _world is not None and not process.settings.shapes_only:
-        _write(process, record)
+        _write(record)
 
 
 def worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -258,12 +264,6 @@ def _path(folder: Path, world: str, rank: int) -> Path:
     return folder / f"collectives-{world}-{rank}.jsonl"
 
 
-def _write(process: Process, record: dict[str, Any]) -> None:
+def _write(record: dict[str, Any]) -> None:
     assert _world is not None
-    file = os.open(
-        _path(process.folder, _world.name, _world.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
-    )
-    try:
-        os.write(file, (json.dumps(record) + "\n").encode())
-    finally:
-        os.close(file)
+    os.write(_world.file, (json.dumps(record) + "\n").encode())

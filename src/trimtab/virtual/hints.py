@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trimtab.virtual import unknown
 from trimtab.virtual.plans import FRESH, Plan
 from trimtab.virtual.unknown import filled, hint, stand_for, standing_for
 from trimtab.virtual.wording import words
@@ -32,7 +33,8 @@ _FEW = 65536
 
 def note(plan: Plan, func: Any, payloads: Any, named: Any, made: Any) -> None:
     """Keep beside a result without values what is taken of them."""
-    _stand(func, payloads, named, made)
+    if unknown.some_stand:
+        _stand(func, payloads, named, made)
     if plan.kind == FRESH:
         if made.dtype is torch.bool:
             made._hint = _truth(plan, func, payloads, named)
@@ -51,7 +53,8 @@ def note(plan: Plan, func: Any, payloads: Any, named: Any, made: Any) -> None:
 
 def stand_for_view(plan: Plan, payloads: Any, named: Any, made: Any) -> None:
     """A view of counts that nobody knows has its part of what stands for them."""
-    _stand(plan.kernel, payloads, named, made)
+    if unknown.some_stand:
+        _stand(plan.kernel, payloads, named, made)
 
 
 def _stand(func: Any, payloads: Any, named: Any, made: Any) -> None:

@@ -128,7 +128,8 @@ def outside(value: Any, block: Block | None) -> Any:
         count_now(value)
     else:
         block.unknown |= value._block.unknown
-    made = wrap(value.payload, value._slot, block)
+    with torch._C.DisableTorchFunction():  # nobody is to be told what is asked of a payload
+        made = wrap(value.payload, value._slot, block)
     for name, attribute in value.__dict__.items():
         if name not in INTERNAL and name != "_number":
             made.__dict__[name] = attribute
@@ -145,9 +146,12 @@ def kept_tensors(machine: Machine, piece: Piece, blocks: dict[int, Block]) -> li
     """Tensors that stand for what the compiled form keeps."""
     made = []
     for kept in piece.plan.kept:
-        with torch._C.DisableTorchFunction(), past_dispatch():
-            payload = torch.empty(kept.shape, dtype=kept.dtype, device="meta" if machine.shapes else "cpu")
-        made.append(wrap(payload, piece.device, blocks[kept.buffer]))
+        with torch._C.DisableTorchFunction():
+            with past_dispatch():
+                payload = torch.empty(
+                    kept.shape, dtype=kept.dtype, device="meta" if machine.shapes else "cpu"
+                )
+            made.append(wrap(payload, piece.device, blocks[kept.buffer]))
     return made
 
 
@@ -216,7 +220,8 @@ class Enter(torch.autograd.Function):
 
 def twin(tensor: Any) -> Any:
     """The same memory as a tensor of its own, which is not counted."""
-    made = wrap(tensor.payload, tensor._slot, Block(tensor._slot, tensor._block.nbytes))
+    with torch._C.DisableTorchFunction():
+        made = wrap(tensor.payload, tensor._slot, Block(tensor._slot, tensor._block.nbytes))
     made._block.unknown = tensor._block.unknown
     for name, value in tensor.__dict__.items():
         if name not in INTERNAL:

@@ -77,7 +77,9 @@ class Record:
 
     def key(self) -> Any:
         """Equal for pieces of which a compiler would make one graph."""
-        return tuple(self.entries), tuple((number, *_shape(value)) for number, value in self.inputs.items())
+        with torch._C.DisableTorchFunction():  # nobody is to be told of these questions
+            shapes = tuple((number, *_shape(value)) for number, value in self.inputs.items())
+        return tuple(self.entries), shapes
 
     def replay(
         self, inputs: Mapping[int, Any], launch: Launch, told: Callable[[Entry], Any]

@@ -80,8 +80,14 @@ def _tell(in_force: state.Machine, told: Asked) -> None:
         in_force.observer.asked(told)
 
 
+some_stand = False
+"""Whether any numbers stand for others in this process: most programs have none, and then nobody has to look."""
+
+
 def stand_for(payload: Tensor, values: Tensor) -> Tensor:
     """Have a few numbers stand for those of a payload without values, where one for all would contradict itself."""
+    global some_stand
+    some_stand = True
     payload._stands = values  # type: ignore[attr-defined]
     return payload
 
