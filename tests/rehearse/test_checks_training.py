@@ -234,6 +234,30 @@ FAULTS: dict[str, tuple[type[BaseCheck], str, str]] = {
         opt.step()  # where
         """,
     ),
+    "an evaluation that adds up its losses with their graphs, by blocks of its own": (
+        GraphKept,
+        "graph-kept",
+        """
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.wide = nn.Linear(4, 4)
+            def forward(self, x):
+                return x + self.wide(nn.functional.gelu(x))
+        model = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 1)).cuda()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4).cuda()).mean().backward()
+        opt.step()
+        opt.zero_grad()
+        def evaluate():
+            model.eval()
+            total = 0
+            for _ in range(14):
+                total += model(torch.ones(2, 4).cuda()).square().mean()  # where, cause
+            return total / 14
+        print(evaluate().item())
+        """,
+    ),
     "activations that a hook keeps": (
         GraphKept,
         "graph-kept",

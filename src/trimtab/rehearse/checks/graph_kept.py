@@ -11,6 +11,7 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 from weakref import ref
 
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab.diagnose import graphs, kept, mends_graph, shared_graph, source
+from trimtab.diagnose import graphs, holders, kept, mends_graph, shared_graph, source
 from trimtab.diagnose.finding import Finding, Place, cause_at
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.rehearse import places
@@ -95,8 +96,9 @@ class GraphKept(BaseCheck):
                 many = now >= self._before.get(line, now) + _SECOND_LOOK - _FIRST_LOOK
                 if many or _built_on_itself(line):
                     _mark_made_at(line)
-                    mend = mends_graph.of_evaluation(places.frames())
-                    self._suspected = (source.place(*line), mend, _EVALUATED)
+                    frames = list(places.frames())
+                    mend = mends_graph.of_evaluation(frames)
+                    self._suspected = (_outside(line, frames), mend, _EVALUATED)
                     return
 
     def enrich(self, finding: Finding, error: BaseException | None) -> Finding:
@@ -236,6 +238,12 @@ class GraphKept(BaseCheck):
             op="backward",
             edits=edits,
         )
+
+
+def _outside(line: tuple[str, int], frames: list[FrameType]) -> Place:
+    """Where what a line makes is kept: of a line inside the model, that which calls the model."""
+    called = holders.outside(frames) if source.class_at(*line) is not None else None
+    return source.place(*line) if called is None else source.place(called.f_code.co_filename, called.f_lineno)
 
 
 def _kept_by_line() -> dict[tuple[str, int], int]:
