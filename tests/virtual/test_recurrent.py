@@ -99,3 +99,37 @@ def test_a_layer_without_values_takes_cudnns_workspace(
         torch.cuda.reset_peak_memory_stats()
         out.backward(torch.ones_like(out))
         assert layer.weight_hh_l0.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "ways", "dtype", "workspace", "reserve"),
+    [
+        (nn.GRU, (512, 1024, 1), 1, torch.float32, 35963136, 16220416),
+        (nn.GRU, (512, 1024, 2), 2, torch.float16, 105660672, 37503232),
+        (nn.LSTM, (300, 256, 2), 2, torch.float32, 54083840, 15458560),
+    ],
+)
+def test_packed_rows_take_what_they_have_steps_for(
+    kind: type[nn.RNNBase],
+    sizes: tuple[int, int, int],
+    ways: int,
+    dtype: torch.dtype,
+    workspace: int,
+    reserve: int,
+) -> None:
+    """One row of 96 steps and 47 of 12: measured on an H200 (`benchmarks/cudnn_memory.py`)."""
+    lengths = [96] + [12] * 47
+    with virtual.virtual_gpus(1, shapes=True):
+        drops = 0.3 if sizes[2] > 1 else 0.0
+        layer = kind(*sizes, dropout=drops, bidirectional=ways == 2).to("cuda", dtype)
+        rows = torch.ones(96, 48, sizes[0], device="cuda", dtype=dtype)
+        given = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor(lengths))
+        torch.cuda.reset_peak_memory_stats()
+        stats = torch.cuda.memory_stats
+        before = stats()["requested_bytes.all.current"]
+        out = layer(given)
+        states = sizes[2] * ways * 48 * sizes[1] * dtype.itemsize * (4 if kind is nn.LSTM else 2)
+        made = sum(lengths) * sizes[1] * ways * dtype.itemsize + states
+        most = stats()["requested_bytes.all.peak"] - before
+        assert most == made + workspace + reserve
+        out[0].data.sum().backward()

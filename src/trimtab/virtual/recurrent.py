@@ -53,7 +53,8 @@ def _as_one_operation(func: Any, args: tuple[Any, ...], flag: int) -> Any:
     keeps = train and torch.is_grad_enabled()
     # `flatten_parameters` leaves weights of bfloat16 apart; those that autocast made lie in one piece.
     apart = source.dtype is torch.bfloat16 and not cast
-    form = _Form(kind, layers, ways, train, keeps, args[flag + 2] > 0, apart)
+    longest = args[1].numel() if source.dim() == 2 else 0  # of packed rows how many go on at each step
+    form = _Form(kind, layers, ways, train, keeps, args[flag + 2] > 0, apart, longest)
     made = _Layer.apply(form, given, len(states), *states, *weights)
     out = made[0].transpose(0, 1) if batch_first else made[0]
     return (out, *made[1:])
@@ -70,20 +71,35 @@ class _Form(NamedTuple):
     drops: bool
     apart: bool
     """Whether the weights do not lie in one piece, so that each pass makes a copy that does."""
+    longest: int
+    """Steps of the longest of packed rows; 0 where rows are not packed."""
 
-    def reserve(self, given: Tensor, hidden: int) -> int:
-        """Bytes for the way back: what each step keeps, the results of all layers but the last, what was dropped."""
+    def reserve(self, given: Tensor, state: Tensor) -> int:
+        """Bytes for the way back: what each step keeps, the results of all layers but the last, what was dropped.
+
+        What was dropped is noted of packed rows as if all were as long as the longest.
+        """
+        hidden = state.size(-1)
         numbers = given.numel() // max(given.size(-1), 1) * hidden
+        noted = self.longest * state.size(1) * hidden or numbers
         between = (self.layers - 1) * self.ways
         kept = numbers * (self.layers * self.ways * _KEPT[self.kind] + between) * given.element_size()
-        return kept + (numbers * between * self.ways // 8 if self.drops else 0) + 256
+        return kept + (noted * between * self.ways // 8 if self.drops else 0) + 256
 
-    def workspace(self, given: Tensor, hidden: int, weights: int) -> int:
+    def workspace(self, given: Tensor, state: Tensor, weights: int) -> int:
         """Bytes while it runs, either way: gates, a result and an input of all steps, and the weights once more."""
+        hidden, batch = state.size(-1), state.size(1)
         size, width = given.element_size(), given.size(-1)
         steps = given.numel() // max(width, 1)
         gates = _GATES[self.kind]
         result = steps * hidden * self.ways * size
+        if self.longest:
+            # Step by step, as many rows as still go on.
+            results = gates + (2 if self.ways == 2 else self.train and self.drops)
+            states = _PACKED_STATES[self.kind] + (2 if self.ways == 2 else 0)
+            states += 8 if self.train and self.kind.startswith("rnn") else 0
+            each = _EACH + states * batch * hidden * size
+            return results * result + weights + each * self.layers * self.ways + 256
         widest = max(width, hidden * self.ways if self.layers > 1 else 0)
         lone = self.kind == "lstm" and self.layers * self.ways == 1 and given.dtype is torch.float16
         whole = _LONE * result if lone else (gates + 1) * result
@@ -91,7 +107,7 @@ class _Form(NamedTuple):
             whole += result
         if width > hidden and (self.ways == 2 or self.train) and not lone:
             whole += steps * width * size
-        each = _EACH + _STATES * given.size(1) * hidden * size
+        each = _EACH + _STATES * batch * hidden * size
         return whole + steps * widest * size + weights + each * self.layers * self.ways
 
 
@@ -100,17 +116,17 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, form: _Form, source: Tensor, number: int, *rest: Tensor) -> Any:
         states, weights = rest[:number], rest[number:]
         given = source.contiguous()
-        hidden = states[-1].size(-1)  # of an LSTM that projects its results the cell's, which its gates have
+        state = states[-1]  # of an LSTM that projects its results the cell's, which its gates have
         out = given.new_empty((*given.shape[:-1], states[0].size(-1) * form.ways))
         ends = [torch.empty_like(state) for state in states]
         matrices = sum(weight.numel() for weight in weights if weight.dim() > 1) * given.element_size()
-        ctx.workspace = form.workspace(given, hidden, matrices)
+        ctx.workspace = form.workspace(given, state, matrices)
         joined = given.new_empty(sum(weight.numel() for weight in weights) if form.apart else 0)
         working = _bytes(ctx.workspace, given)
-        ctx.reserve = (joined, _bytes(form.reserve(given, hidden), given)) if form.keeps else None
+        reserve = (joined, _bytes(form.reserve(given, state), given)) if form.keeps else ()
         del working, joined
-        ctx.train = form.keeps
-        ctx.save_for_backward(given, out, *states, *weights)
+        ctx.train, ctx.weights = form.keeps, len(weights)
+        ctx.save_for_backward(given, out, *states, *weights, *reserve)
         for tensor in (out, *ends):
             forget(tensor)
         return (out, *ends)
@@ -124,11 +140,11 @@ class _Layer(torch.autograd.Function):
         made = [torch.empty_like(tensor) for tensor in (given, *rest[:number])]
         _bytes(ctx.workspace, given)
         # One piece of memory for all of them, as they lie in the layer.
-        sizes = [weight.numel() for weight in rest[number:]]
+        weights = rest[number : number + ctx.weights]
+        sizes = [weight.numel() for weight in weights]
         parts = given.new_empty(sum(sizes)).split(sizes)
-        made += [part.view(weight.shape) for part, weight in zip(parts, rest[number:], strict=True)]
+        made += [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
         _bytes(ctx.workspace, given)
-        ctx.reserve = None
         for tensor in made:
             forget(tensor)
         return (None, made[0], None, *made[1:])
@@ -148,6 +164,8 @@ _EACH = 8 << 20
 """For each layer and way."""
 _STATES = 10
 """States of all rows, for each layer and way."""
+_PACKED_STATES = {"lstm": 6, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""The same where rows are packed."""
 
 HANDLERS: dict[Any, Handler] = {
     getattr(torch, name): _run for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
