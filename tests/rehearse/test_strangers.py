@@ -324,3 +324,53 @@ def test_what_a_program_calls_its_parts_steers_neither_terminal_nor_workflow(
     assert r"\x1b[31m" in report["text"]
     assert not {"\x1b", "\u202e"} & set(report["text"])
     assert not any(line.lstrip().startswith("::") for line in report["text"].splitlines())
+
+
+HELD = """
+import sys
+import torch
+from torch import nn
+
+net = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(8))).cuda()
+torch.save({"net": net.state_dict()}, "held.pt")
+kept = torch.load("held.pt", map_location=WHERE)  # cause
+if GIVEN:
+    net.load_state_dict(kept["net"])
+opt = torch.optim.AdamW(net.parameters(), fused=True)
+for _ in range(2):
+    net(torch.randn(8, 4096, device="cuda")).square().mean().backward()  # where
+    opt.step()
+    opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_checkpoint_that_stays_on_the_gpu_is_why_it_is_full(
+    ask: Rehearse, tmp_path: Path, given: bool
+) -> None:
+    """What was never given to a model may be data, and is no checkpoint to let go."""
+    settings = {"gpus": 1, "shapes_only": True, "memory_bytes": 5 << 29}
+    path = tmp_path / "held.py"
+    path.write_text(HELD.replace("WHERE", '"cuda"').replace("GIVEN", str(given)))
+    (finding,) = ask(str(path), ranks=None, timeout=120, settings=settings)["findings"]
+    assert finding["kind"] == "out-of-memory"
+    named = finding["cause"] is not None and {finding["cause"]["line"]} == marked_lines(path, "cause")
+    assert (named, "delete the name" in finding["fix"]) == (given, given), finding
+    path.write_text(HELD.replace("WHERE", '"cpu"').replace("GIVEN", str(given)))
+    assert ask(str(path), ranks=None, timeout=120, settings=settings)["verdict"] == "clean"
+
+
+def test_a_model_that_is_too_large_as_it_is_built_is_told_nothing_of_batches(
+    ask: Rehearse, tmp_path: Path
+) -> None:
+    path = tmp_path / "built.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "with torch.device('cuda'):\n"
+        "    net = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(16))).half()\n"
+        "net(torch.ones(1, 8192, device='cuda').half())\n"
+    )
+    settings = {"gpus": 1, "shapes_only": True, "memory_bytes": 3 << 30}
+    (finding,) = ask(str(path), ranks=None, timeout=120, settings=settings)["findings"]
+    assert finding["where"]["line"] == 4
+    assert "There is no batch yet" in finding["fix"], finding

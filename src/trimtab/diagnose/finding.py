@@ -108,6 +108,8 @@ class Lack:
     """In which phase of the run it was met."""
     of_cause: bool = False
     """Whether the finding's fix undoes its cause: it then stands before what only takes less."""
+    frees_bytes: int = 0
+    """What that gives back, where it is known."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
-from trimtab.virtual import origin
+from trimtab.virtual import origin, state
 from trimtab.virtual.origin import Origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
@@ -190,9 +190,13 @@ def no_room(scene: Scene) -> Verdict | None:
     if not held:
         return None
     line, most = max(held.items(), key=lambda pair: pair[1])
-    if most < sum(held.values()) / 2:
+    # Of some tensors no line is known (what was read from a file): they are held as well.
+    machine = state.machine()
+    used = machine.devices[int(full.removeprefix("cuda:"))].allocated if machine is not None else 0
+    share = most / max(used, sum(held.values()))
+    if share < 0.5:
         return None
-    why = f"what this line makes is {most / sum(held.values()):.0%} of all that the tensors on {full} hold"
+    why = f"what this line makes is {share:.0%} of all that the tensors on {full} hold"
     return Verdict(source.cause(line.file, line.line, why))
 
 

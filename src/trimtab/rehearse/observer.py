@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,8 +71,16 @@ class RehearsalObserver(Observer):
         finding = self._process.enriched(finding, None)
         machine = state.machine()
         if fault.kind == "out-of-memory" and machine is not None:
+            full, frees = shortage.full_one(fault.message, machine), 0
+            if finding.fix in ("", known_fix(fault.message)) and self._process.read is not None:
+                named = (finding, str(full.device))
+                finding, frees = shield.call(
+                    "ReadStates", self._process.read.beside, *named, otherwise=(finding, 0)
+                )
+            if not frees and not self._process.ran_a_module and _of_a_module():
+                finding.fix = shortage.WHILE_LOADING
             of_cause = finding.fix not in ("", known_fix(fault.message))
-            finding.lack = shortage.met(shortage.full_one(fault.message, machine), of_cause=of_cause)
+            finding.lack = shortage.met(full, of_cause=of_cause, frees=frees)
         return finding
 
     def catches(self, fault: Fault) -> bool:
@@ -145,3 +154,13 @@ class RehearsalObserver(Observer):
         from trimtab.rehearse import exchanges
 
         shield.call("exchanges of the ranks", exchanges.seen, self._process, op, tensors, whole)
+
+
+def _of_a_module() -> bool:
+    """Whether a module is being made or moved at present."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return True
+        frame = frame.f_back
+    return False

@@ -27,6 +27,7 @@ from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, s
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
     from trimtab.rehearse.full import FullGpus
+    from trimtab.rehearse.read_states import ReadStates
     from trimtab.virtual.state import Machine
 
 
@@ -59,6 +60,8 @@ class Process:
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
         self.full: FullGpus | None = None
         """Who follows what the program makes of a full GPU."""
+        self.read: ReadStates | None = None
+        """Who knows what was read from files to a GPU."""
         self.executed: set[str] | None = None
         """The files whose code has run here, where all of them are known."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -224,6 +227,7 @@ def _attach(process: Process, machine: Machine) -> None:
     from trimtab.rehearse.full import FullGpus
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
+    from trimtab.rehearse.read_states import ReadStates
     from trimtab.virtual import bootstrap, deeds, kinds, origin, places
 
     if process.executed is not None:
@@ -254,7 +258,8 @@ def _attach(process: Process, machine: Machine) -> None:
     what_if.put_in(process.settings.what_if)
     phases = Phases(process)
     process.full = FullGpus(process, phases)
-    process.checks = [phases, process.full, Layers(process), *checks.all_checks(process)]
+    process.read = ReadStates(process)
+    process.checks = [phases, process.full, process.read, Layers(process), *checks.all_checks(process)]
     for check in process.checks:
         shield.install(check)
 

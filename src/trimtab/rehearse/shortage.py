@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Lack
@@ -18,6 +19,13 @@ FIXES = {
     "generate": "Fewer prompts at once, or fewer new tokens: the cache grows with both",
 }
 """What helps where the memory ends in a phase that trains nothing."""
+WHILE_LOADING = (
+    "There is no batch yet that could be smaller. Make the weights in their own type at once (from_pretrained(…, "
+    "dtype=torch.bfloat16), or torch.set_default_dtype before the model is built: .to() and .half() come when all of "
+    "it was made in 32 bits), keep what is not trained on the host, spread the layers over several GPUs "
+    "(device_map), or take a larger GPU."
+)
+"""What helps where a model is being built or moved, and none has run."""
 _STANDS = ("weights", "gradients", "optimizer")
 """What is held however few rows there are."""
 
@@ -39,9 +47,9 @@ def room(told: dict[str, Any]) -> int:
     return whole if allowed is None else min(whole, int(allowed + told["context_bytes"]))
 
 
-def met(device: VirtualDevice, *, of_cause: bool) -> Lack:
+def met(device: VirtualDevice, *, of_cause: bool, frees: int = 0) -> Lack:
     """What is known of a shortage at once: where the run stood. How much is missing is known at its end."""
-    return Lack(str(device.device), 0, 0, 0, device.ledger.lap.phase, of_cause)
+    return Lack(str(device.device), 0, 0, 0, device.ledger.lap.phase, of_cause, frees)
 
 
 def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
@@ -49,9 +57,7 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
     for finding in findings:
         if finding.kind != "out-of-memory" or (finding.lack is not None and finding.lack.need_bytes):
             continue
-        phase, of_cause = (
-            (finding.lack.phase, finding.lack.of_cause) if finding.lack is not None else ("", False)
-        )
+        found = finding.lack or Lack("", 0, 0, 0)
         finding.lack, told = None, memory.get(device_of(finding.message))
         if told is None:
             continue
@@ -59,13 +65,19 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
         if needed <= capacity:
             # It would fit in one piece: what the allocator reserves to give it out in pieces does not.
             needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
-        finding.lack = Lack(device, capacity, needed, max(0, needed - capacity), phase, of_cause)
-        if not finding.edits and not of_cause:
-            finding.fix = _no_row_helps(told, capacity) or FIXES.get(phase, finding.fix)
+        short = max(0, needed - capacity)
+        finding.lack = replace(
+            found, device=device, capacity_bytes=capacity, need_bytes=needed, short_bytes=short
+        )
+        if not finding.edits and not found.of_cause:
+            finding.fix = _no_row_helps(told, capacity) or FIXES.get(found.phase, finding.fix)
+        elif 0 < found.frees_bytes < short:
+            finding.lack = replace(finding.lack, of_cause=False)
+            rest = f"That gives back {size(found.frees_bytes)}, which is not enough by itself."
+            finding.fix = f"{finding.fix} {rest} {_no_row_helps(told, capacity)}".rstrip()
         if needed > capacity:
-            short = size(needed - capacity)
             finding.message = (
-                f"{device} has {size(capacity)}, and the program needs {size(needed)}: {short} too little.\n"
+                f"{device} has {size(capacity)}, and the program needs {size(needed)}: {size(short)} too little.\n"
                 + finding.message
             )
         finding.op = told["at_peak"]["op"] if finding.op == "alloc" and told["at_peak"] else finding.op
