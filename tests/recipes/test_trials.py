@@ -333,3 +333,25 @@ def test_what_is_under_way_ends_with_the_process(tmp_path: Path, monkeypatch: py
             return
         time.sleep(0.01)
     raise AssertionError("what it began is still there")
+
+
+def test_a_built_in_model_is_made_before_the_gpus_are_virtual(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of it may be kept from before, and its folder gone."""
+    from trimtab.models import load
+    from trimtab.recipes import trial_step
+    from trimtab.virtual import state
+
+    class Begun(Exception):
+        pass
+
+    def make() -> Path:
+        raise Begun(state.machine())
+
+    config = config_of(folder)
+    plan = resolve_for(config, machine_with("H200"), know_model(config))
+    monkeypatch.setitem(load.BUILT_IN, "smollm2", make)
+    config.model.name = "smollm2"
+    with pytest.raises(Begun, match="None"):
+        trial_step.execute(Trial(config=config, plan=plan, gpus=accelerators("H200")))

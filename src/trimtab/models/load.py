@@ -56,6 +56,14 @@ def model_source(settings: ModelSettings) -> str:
     return settings.name
 
 
+def make_built_in(settings: ModelSettings) -> None:
+    """Make the folder of a built-in model, or of the one whose tokenizer a shape has, where it is not there yet."""
+    if settings.name in BUILT_IN:
+        model_source(settings)
+    elif is_shape(settings.name):
+        builtin.builtin_folder()
+
+
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with a chat template and a padding token always set."""
     from transformers import AutoTokenizer

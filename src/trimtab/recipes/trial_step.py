@@ -80,6 +80,7 @@ def execute(trial: Trial) -> Executed:
     import torch
 
     from trimtab.hardware.launcher import RANK_VARIABLES
+    from trimtab.models.load import make_built_in
     from trimtab.recipes.table import recipe_of
     from trimtab.rehearse import loading, one_rank
     from trimtab.virtual import kinds, processes
@@ -91,6 +92,7 @@ def execute(trial: Trial) -> Executed:
     plan = replace(trial.plan, device="cuda:0") if apple else trial.plan
     if recipe_of(config).fullest is None:
         raise NotExecuted(f"recipe {config.recipe} has no step that could be executed without its data")
+    make_built_in(config.model)  # as torch is without virtual GPUs
     torch.set_num_threads(1)
     processes.hide_real_gpus()
     os.environ["HF_HUB_OFFLINE"] = "1"
