@@ -86,6 +86,31 @@ def test_a_model_is_built_from_its_config_alone(
     assert max(caches) > 0
 
 
+ORDER = """
+    import sys
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.cuda.memory._record_memory_history()
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map=sys.argv[2])
+    done = torch.cuda.memory._snapshot()["device_traces"][0]
+    print("sizes", *[entry["size"] for entry in done if entry["action"] == "alloc"])
+"""
+
+
+@pytest.mark.parametrize("device_map", ["cuda:0", "auto"])
+def test_weights_come_in_the_order_of_their_names(
+    rehearse_warmer: Rehearse, tmp_path: Path, device_map: str
+) -> None:
+    """As transformers fills one piece of memory with them: q, k and v do not lie side by side."""
+    model = model_folder(tmp_path, "none")
+    report = rehearse_warmer(written(tmp_path, ORDER), str(model), device_map, shapes_only=True)
+    assert [finding["kind"] for finding in report["findings"]] == []
+    mlp, norm, narrow, wide = 512 * 256 * 2, 512, 128 * 256 * 2, 256 * 256 * 2
+    layer = norm, mlp, mlp, mlp, norm, narrow, wide, wide, narrow  # k, o, q, v
+    assert " ".join(map(str, layer)) in report["stdout"]
+
+
 def test_what_was_written_for_real_is_not_written_twice(ask: Rehearse, tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     with file.open("wb") as opened:

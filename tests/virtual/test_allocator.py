@@ -339,3 +339,25 @@ def _check(pool: Allocator) -> None:
         small, large = getattr(pool.small_pool, name), getattr(pool.large_pool, name)
         assert getattr(pool.both, name) == small + large
         assert getattr(pool.both, f"{name}_peak") >= getattr(pool.both, name) >= 0
+
+
+def test_of_equal_segments_the_latest_serves_as_addresses_go_down() -> None:
+    bench = Bench()
+    first, second = bench.take(40 * MIB), bench.take(40 * MIB)
+    small = bench.take(1024)  # its segment lies in what the latest stretch of addresses has left
+    places = {number: bench.address(number) for number in (first, second, small)}
+    assert places[second] < places[first]
+    assert places[small] == places[second] + 40 * MIB
+    bench.free(first, second)
+    assert bench.address(bench.take(40 * MIB)) == places[second]
+
+
+def test_addresses_that_were_given_back_serve_again() -> None:
+    bench = Bench()
+    for _ in range(3):
+        taken = bench.take(40 * MIB)
+        place = bench.address(taken)
+        bench.free(taken)
+        bench.pool.give_back()
+    kept = bench.take(40 * MIB)
+    assert bench.address(kept) == place

@@ -133,3 +133,21 @@ def test_packed_rows_take_what_they_have_steps_for(
         most = stats()["requested_bytes.all.peak"] - before
         assert most == made + workspace + reserve
         out[0].data.sum().backward()
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(nn.GRUCell, 3 + 3 + 5 + 2), (nn.LSTMCell, 4 + 4 + 4 + 3)])
+def test_a_step_without_values_keeps_what_cudas_kernel_keeps(kind: type[nn.RNNCellBase], kept: int) -> None:
+    """Both products, what the kernel notes, the states before and after: as in a GRU's 48 steps on an H200."""
+    with virtual.virtual_gpus(1, shapes=True):
+        cell = kind(512, 1024).cuda()
+        x = torch.randn(128, 512, device="cuda")
+        cell(x)  # what libraries keep
+        stats = torch.cuda.memory_stats
+        before = stats()["requested_bytes.all.current"]
+        found = cell(x)
+        assert stats()["requested_bytes.all.current"] - before == kept * 128 * 1024 * 4
+        state = found[0] if isinstance(found, tuple) else found
+        assert state.shape == (128, 1024)
+        state.sum().backward()
+        assert cell.weight_hh.grad.shape == cell.weight_hh.shape
+        assert cell.bias_ih.grad.shape == cell.bias_ih.shape

@@ -194,12 +194,25 @@ def _lay_out(model: Any, devices: dict[str, Any]) -> None:
 
     from trimtab.virtual import streams
 
-    caching_allocator_warmup(model, expand_device_map(devices, list(model.state_dict())), None)
+    places = expand_device_map(devices, list(model.state_dict()))
+    caching_allocator_warmup(model, places, None)
     by_threads = not is_env_variable_true("HF_DEACTIVATE_ASYNC_LOAD") and "disk" not in devices.values()
     with streams.default_ones() if by_threads else nullcontext():
+        _fill(model, places)
         if list(devices) == [""]:
             model.to(devices[""])
         else:
             from accelerate import dispatch_model
 
             dispatch_model(model, device_map=devices)
+
+
+def _fill(model: Any, places: dict[str, Any]) -> None:
+    """Weights come in the order of their names, not of the code: on it hangs which of them lie side by side."""
+    from transformers.core_model_loading import dot_natural_key
+
+    for name in sorted(places, key=dot_natural_key):
+        device = places[name]
+        if device not in ("cpu", "disk"):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            owner._apply(lambda tensor, device=device: tensor.to(device), recurse=False)

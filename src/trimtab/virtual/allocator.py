@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from trimtab.virtual.allocator_growing import Growing, reach
-from trimtab.virtual.allocator_parts import SHARED, SHIFT, Bin, Figures, Piece, PoolId
+from trimtab.virtual.allocator_parts import SHARED, SHIFT, Bin, Figures, Piece, PoolId, Space
 from trimtab.virtual.allocator_settings import MIB, UNLIMITED, Settings
 
 SMALL = MIB
@@ -71,6 +71,7 @@ class Allocator:
         self._bins: dict[tuple[PoolId, int, bool], Bin] = {}
         self._freeable: set[PoolId] = set()
         self._next = _BASE
+        self._space = Space(_BASE)
         self._growing = Growing(self.room * 9 // 8, self._reserve, self._left)
         self.pool, self.stream = SHARED, 0
         self.select(0)
@@ -324,8 +325,7 @@ class Allocator:
         return self._segment(home, wanted) if wanted <= self._left() else None
 
     def _segment(self, home: Bin, size: int) -> Piece:
-        made = Piece(home, self._next, size, True, None, None)
-        self._next += size
+        made = Piece(home, self._space.take(size), size, True, None, None)
         self._reserve(home, size, 1)
         if size >= self.settings.max_split:
             self.oversize.add("segments", 1)
@@ -365,6 +365,7 @@ class Allocator:
 
     def _released(self, piece: Piece) -> None:
         piece.home.take(piece)
+        self._space.give_back(piece.address, piece.size)
         self._reserve(piece.home, -piece.size, -1)
         if piece.size >= self.settings.max_split:
             self.oversize.add("segments", -1)

@@ -160,3 +160,40 @@ class Piece:
         self.address += size
         self.size -= size
         return made
+
+
+class Space:
+    """Where segments lie: of free pieces of one size the lowest serves, so that it decides which one that is.
+
+    CUDA's driver hands out addresses from above to below, in stretches of 32 MiB; what is left of a stretch, or was
+    given back, serves for what fits into it, the latest first.
+    """
+
+    __slots__ = ("_bottom", "_left")
+
+    def __init__(self, top: int) -> None:
+        self._bottom = top
+        self._left: list[tuple[int, int]] = []
+        """Address space that is free above the bottom: where it begins, and its bytes."""
+
+    def take(self, size: int) -> int:
+        for at in range(len(self._left) - 1, -1, -1):
+            address, free = self._left[at]
+            if size <= free:
+                del self._left[at]
+                self._keep(at, address + size, free - size)
+                return address
+        stretch = -(-size // _STRETCH) * _STRETCH
+        self._bottom -= stretch
+        self._keep(len(self._left), self._bottom + size, stretch - size)
+        return self._bottom
+
+    def give_back(self, address: int, size: int) -> None:
+        self._keep(len(self._left), address, size)
+
+    def _keep(self, at: int, address: int, size: int) -> None:
+        if size:
+            self._left.insert(at, (address, size))
+
+
+_STRETCH = 32 << 20

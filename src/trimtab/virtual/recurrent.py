@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trimtab.virtual.functions import Handler, call
 from trimtab.virtual.tensor import VIRTUAL
@@ -150,6 +151,59 @@ class _Layer(torch.autograd.Function):
         return (None, made[0], None, *made[1:])
 
 
+def _step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.gru_cell and torch.lstm_cell: on CUDA one kernel behind two products."""
+    names = ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    source, states = given["input"], given["hx"]
+    states = [*states] if isinstance(states, (list, tuple)) else [states]
+    operands = source, *states, given["w_ih"], given["w_hh"]
+    if not (source.is_cuda and any(map(is_unknown, operands))):
+        return call(func, args, kwargs)
+    gates = nn.functional.linear(source, given["w_ih"])
+    hidden = nn.functional.linear(states[0], given["w_hh"])
+    biases = [given.get(name) for name in names[4:]]
+    state = states[-1].to(gates.dtype)  # under autocast
+    made = _Cell.apply(func.__name__, gates, hidden, state, *biases)
+    return made if len(states) > 1 else made[0]
+
+
+class _Cell(torch.autograd.Function):
+    """One step. For the way back it keeps what it was given beside what its kernel notes, as ATen's formula does."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, gates: Tensor, hidden: Tensor, state: Tensor, *biases: Any) -> Any:
+        noted = _NOTED[kind] * state.size(-1)
+        workspace = state.new_empty(state.size(0), noted)
+        made = [torch.empty_like(state) for _ in range(2 if kind == "lstm_cell" else 1)]
+        ctx.kind, ctx.biased = kind, biases[0] is not None
+        ctx.save_for_backward(gates, hidden, state, *made[1:], workspace)
+        for tensor in made:
+            forget(tensor)
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gates, _, state, *_ = ctx.saved_tensors
+        first = torch.empty_like(gates)
+        # An LSTM's gates have one gradient, whichever side they are from.
+        second = first if ctx.kind == "lstm_cell" else torch.empty_like(gates)
+        back = torch.empty_like(state)
+        biases: list[Tensor | None] = [None, None]
+        if ctx.biased:
+            one = first.sum(0)
+            biases = [one, one if second is first else second.sum(0)]
+        for tensor in (first, second, back, *biases):
+            if tensor is not None:
+                forget(tensor)
+        return (None, first, second, back, *biases)
+
+
+_NOTED = {"gru_cell": 5, "lstm_cell": 4}
+"""Numbers that the kernel notes for each row and unit."""
+
+
 def _bytes(number: int, like: Tensor) -> Tensor:
     return torch.empty(number, dtype=torch.uint8, device=like.device)
 
@@ -168,5 +222,6 @@ _PACKED_STATES = {"lstm": 6, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """The same where rows are packed."""
 
 HANDLERS: dict[Any, Handler] = {
-    getattr(torch, name): _run for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    **{getattr(torch, name): _run for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{getattr(torch, name): _step for name in _NOTED},
 }
