@@ -110,7 +110,15 @@ def section(form: dict[str, Any], defs: dict[str, Any]) -> st.SearchStrategy[dic
 SCHEMA = schema_with_limits()
 
 
-@settings(deadline=None, database=None)
+def loads_back_equal(tree: dict[str, Any]) -> None:
+    config, _ = with_recipe_defaults(Config.model_validate(tree))
+    assume(not [finding for finding, _ in run_checks(config) if not finding.warning])
+    again = reload(dump_config(config))
+    assert again == config
+    assert config_warnings(again) == config_warnings(config)
+
+
+@settings(deadline=None, database=None, max_examples=40)
 @given(section(SCHEMA, SCHEMA["$defs"]))
 @example({"training": {"max_steps": 5}})
 @example({"training": {"warmup_steps": 5}})
@@ -121,11 +129,14 @@ SCHEMA = schema_with_limits()
 @example({"samples": {"prompts": ["\x85", "a\u2028b", "\r\n", "\ufeff", "\x00"]}})
 @example({"training": {"resume": "true"}, "model": {"name": "1e-4"}})
 def test_a_dumped_config_loads_back_equal(tree: dict[str, Any]) -> None:
-    config, _ = with_recipe_defaults(Config.model_validate(tree))
-    assume(not [finding for finding, _ in run_checks(config) if not finding.warning])
-    again = reload(dump_config(config))
-    assert again == config
-    assert config_warnings(again) == config_warnings(config)
+    loads_back_equal(tree)
+
+
+@pytest.mark.slow
+@settings(deadline=None, database=None, max_examples=400)
+@given(section(SCHEMA, SCHEMA["$defs"]))
+def test_many_dumped_configs_load_back_equal(tree: dict[str, Any]) -> None:
+    loads_back_equal(tree)
 
 
 def test_the_dump_holds_every_setting() -> None:

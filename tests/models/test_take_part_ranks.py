@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import vision_ranks
 
-from ranks import run_ranks
-
 MODELS = ["llava_onevision", "qwen3_vl", "idefics3"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def two_ranks(function: Callable[..., None], *arguments: Any) -> None:
+    """Run it as `function(rank, *arguments)` in two processes, for four minutes at most."""
+    context = torch.multiprocessing.start_processes(
+        function, arguments, nprocs=2, join=False, start_method="spawn"
+    )
+    try:
+        waited = 0
+        while not context.join(timeout=10):
+            waited += 10
+            assert waited < 240, "the ranks did not come to an end"
+    finally:
+        for process in context.processes:
+            process.kill()
 
 
 def alone(model_type: str) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
@@ -31,7 +46,7 @@ def alone(model_type: str) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
 def test_mixed_batches_train_as_in_one_process(wrapper: str, tmp_path: Path) -> None:
-    run_ranks(vision_ranks.train, str(tmp_path), MODELS, wrapper)
+    two_ranks(vision_ranks.train, str(tmp_path), MODELS, wrapper)
     for model_type in MODELS:
         left, right = (torch.load(tmp_path / f"{model_type}-{rank}.pt") for rank in range(2))
         assert left[1].keys() == right[1].keys()
@@ -49,7 +64,7 @@ def test_mixed_batches_train_as_in_one_process(wrapper: str, tmp_path: Path) -> 
 
 def test_without_it_ddp_waits_for_the_tower(tmp_path: Path) -> None:
     """The rank with text is done; the one with a picture waits for the tower's gradients until its time is out."""
-    run_ranks(vision_ranks.left_alone, str(tmp_path), "llava_onevision", "ddp")
+    two_ranks(vision_ranks.left_alone, str(tmp_path), "llava_onevision", "ddp")
     assert "Timed out waiting" in (tmp_path / "ended-0").read_text()
     assert (tmp_path / "ended-1").read_text() == "finished"
 
@@ -59,7 +74,7 @@ def test_without_it_fsdp2_gathers_one_ranks_tower_with_the_others_text(
 ) -> None:
     """Gloo sees that the shards are not of one size, and aborts or gives up; NCCL would wait."""
     try:
-        run_ranks(vision_ranks.left_alone, str(tmp_path), "llava_onevision", "fsdp2")
+        two_ranks(vision_ranks.left_alone, str(tmp_path), "llava_onevision", "fsdp2")
     except torch.multiprocessing.ProcessExitedException as aborted:
         assert "SIGABRT" in str(aborted)  # noqa: PT017
         assert "collective mismatch" in capfd.readouterr().err

@@ -94,9 +94,9 @@ def rehearse_warm(ask: Rehearse) -> Rehearse:
 def rehearse_warmer(tmp_path: Path, _with_transformers: subprocess.Popen[str]) -> Rehearse:
     """The same in forks of a process that has imported transformers and PEFT too."""
 
-    def run(*words: str, **settings: Any) -> dict[str, Any]:
+    def run(*words: str, ranks: int | None = None, **settings: Any) -> dict[str, Any]:
         asked = _asked(_with_transformers, tmp_path)
-        return asked(*words, ranks=None, timeout=120, settings={"gpus": 2, **settings})
+        return asked(*words, ranks=ranks, timeout=120, settings={"gpus": 2, **settings})
 
     return run
 

@@ -82,8 +82,16 @@ def program(folder: Path, way: str, condition: str = "pixels is not None") -> Pa
     return path
 
 
-@pytest.mark.parametrize("shapes", [True, False], ids=["shapes", "values"])
-@pytest.mark.parametrize("way", ["fsdp2", "fsdp1", "each", "flat"])
+@pytest.mark.parametrize(
+    ("way", "shapes"),
+    [
+        *(("fsdp2", True), ("fsdp1", False), ("each", True), ("flat", False)),
+        *(
+            pytest.param(way, shapes, marks=pytest.mark.slow)
+            for way, shapes in (("fsdp2", False), ("fsdp1", True), ("each", False), ("flat", True))
+        ),
+    ],
+)
 def test_a_tower_that_one_rank_skips_is_named(
     rehearse_warm: Rehearse, tmp_path: Path, way: str, shapes: bool
 ) -> None:

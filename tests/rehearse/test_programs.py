@@ -98,14 +98,23 @@ def check_repaired(rehearse: Rehearse, name: str, ranks: int | None) -> None:
     assert "done" in repaired["stdout"]
 
 
+@pytest.fixture
+def as_it_imports(request: pytest.FixtureRequest, name: str) -> Rehearse:
+    """Forks of a process that has imported what the program named so does."""
+    text = (PROGRAMS / f"{name}.py").read_text()
+    warmer = "from transformers" in text
+    made: Rehearse = request.getfixturevalue("rehearse_warmer" if warmer else "rehearse_warm")
+    return made
+
+
 @pytest.mark.parametrize(("name", "kind"), ONE_PROCESS)
-def test_one_process(rehearse_warm: Rehearse, name: str, kind: str) -> None:
-    check_pair(rehearse_warm, name, kind, None)
+def test_one_process(as_it_imports: Rehearse, name: str, kind: str) -> None:
+    check_pair(as_it_imports, name, kind, None)
 
 
 @pytest.mark.parametrize(("name", "kind"), TWO_RANKS)
-def test_two_ranks(rehearse_warm: Rehearse, name: str, kind: str) -> None:
-    check_pair(rehearse_warm, name, kind, 2)
+def test_two_ranks(as_it_imports: Rehearse, name: str, kind: str) -> None:
+    check_pair(as_it_imports, name, kind, 2)
 
 
 def test_ranks_that_see_one_gpu_each_do_not_share_it(rehearse_warm: Rehearse) -> None:
