@@ -174,7 +174,7 @@ def no_room(scene: Scene) -> Verdict | None:
         why = "a model in eval mode runs with gradients on: what all its layers give is kept for a backward pass"
         cause = source.cause(outside.f_code.co_filename, outside.f_lineno, why)
         return Verdict(cause, fix, edits=edits)
-    if (verdict := _kept_by_a_handler(scene)) is not None:
+    if (verdict := _kept_by_a_handler()) is not None:
         return verdict
     full = device_of(scene.fault.message)
     held: dict[Origin, int] = defaultdict(int)
@@ -200,31 +200,38 @@ def no_room(scene: Scene) -> Verdict | None:
     return Verdict(source.cause(line.file, line.line, why))
 
 
-def _kept_by_a_handler(scene: Scene) -> Verdict | None:
+def _kept_by_a_handler() -> Verdict | None:
     """A GPU that is full again while the error of the first time is being handled, which holds the failed pass."""
     error = sys.exception()
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = (
             error.__context__
         )  # that there is no room was an error of ours first, raised within the program's
-    if error is None:
-        return None
-    for frame in scene.frames:
+    frame: FrameType | None = sys._getframe(1) if error is not None else None
+    while frame is not None:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        for node in source.guarded(file):
-            within = isinstance(node, ast.Try) and frame.f_code.co_firstlineno <= node.lineno
-            handlers = node.handlers if within and isinstance(node, ast.Try) else []
-            if any(h.body[0].lineno <= line <= (h.body[-1].end_lineno or 0) for h in handlers):
-                why = (
-                    "this runs inside the handler of the error: until it is left, the error holds the frames of the "
-                    "pass that failed, and they all that it had computed"
-                )
-                fix = (
-                    "Leave the handler first: only note in it that the memory was full, and free what was gathered and "
-                    "try again behind it."
-                )
-                return Verdict(source.cause(file, line, why), fix)
+        if source.is_user_file(file) and _is_handling(file, frame.f_code.co_firstlineno, line):
+            why = (
+                "this runs inside the handler of the error: until it is left, the error holds the frames of the pass "
+                "that failed, and they all that it had computed"
+            )
+            fix = (
+                "Leave the handler first: only note in it that the memory was full, and free what was gathered and "
+                "try again behind it."
+            )
+            return Verdict(source.cause(file, line, why), fix)
+        frame = frame.f_back
     return None
+
+
+def _is_handling(file: str, first: int, line: int) -> bool:
+    """Whether a line of the function that begins at `first` stands in an `except` clause."""
+    tries = (node for node in source.guarded(file) if isinstance(node, ast.Try) and first <= node.lineno)
+    return any(
+        handler.body[0].lineno <= line <= (handler.body[-1].end_lineno or 0)
+        for node in tries
+        for handler in node.handlers
+    )
 
 
 def _move_of_rows(file: str) -> int | None:

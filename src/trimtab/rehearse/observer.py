@@ -87,12 +87,13 @@ class RehearsalObserver(Observer):
         """A full GPU that the program may be ready for: what hardware raises is raised, and its run tells the rest."""
         if fault.kind != "out-of-memory" or self._process.full is None:
             return False
-        if shortage.device_of(fault.message) in self._full:
-            return False  # on hardware the program had ended before
         handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
         if handler is None or self._process.full.is_no_way_on(handler):
             return False
-        self._process.full.met(fault, handler, self._found)
+        if (
+            shortage.device_of(fault.message) not in self._full
+        ):  # else the program had ended before, on hardware
+            self._process.full.met(fault, handler, self._found)
         return True
 
     def _echoed(self, finding: Finding) -> Finding:
