@@ -14,6 +14,7 @@ import inspect
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -40,7 +41,9 @@ def full_device(frame: FrameType | None) -> Place | None:
     while frame is not None and raised:
         code = frame.f_code
         ours = code.co_filename.startswith(_DOOR)
-        if not code.co_filename.startswith((*_WATCHING, _TORCH)) and (ours or not left_a_verb):
+        asked = not code.co_filename.startswith((*_WATCHING, _TORCH)) and (ours or not left_a_verb)
+        # Past the end of a GPU's memory this is asked thousands of times, and most lines have nothing around them.
+        if asked and _around(code, frame.f_lineno):
             names = ChainMap(frame.f_locals, frame.f_globals)
             found = _taken(code, frame.f_lineno, names, raised)
             if found is not None:
@@ -52,14 +55,8 @@ def full_device(frame: FrameType | None) -> Place | None:
 
 def _taken(code: CodeType, line: int, names: _Names, raised: set[_CLASS]) -> Place | None:
     """Go outwards from a line through one function; `raised` becomes what leaves it."""
-    file, first = code.co_filename, code.co_firstlineno
-    around = [
-        node
-        for node in source.guarded(file)
-        if first <= node.lineno <= line
-        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or node.body[-1].lineno)
-    ]
-    for node in sorted(around, key=lambda node: (-node.lineno, -node.col_offset)):
+    file = code.co_filename
+    for node in _around(code, line):
         if isinstance(node, ast.Try):
             handler = _taken_by_clause(node, names, raised)
             if handler is not None:
@@ -67,6 +64,19 @@ def _taken(code: CodeType, line: int, names: _Names, raised: set[_CLASS]) -> Pla
         elif any(_swallows(item.context_expr, names, raised) for item in reversed(node.items)):
             return source.place(file, node.lineno)
     return None
+
+
+@cache
+def _around(code: CodeType, line: int) -> list[ast.Try | ast.With]:
+    """What in a function stands around one of its lines and may take an error, the innermost first."""
+    first = code.co_firstlineno
+    around = [
+        node
+        for node in source.guarded(code.co_filename)
+        if first <= node.lineno <= line
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or node.body[-1].lineno)
+    ]
+    return sorted(around, key=lambda node: (-node.lineno, -node.col_offset))
 
 
 def _taken_by_clause(node: ast.Try, names: _Names, raised: set[_CLASS]) -> ast.ExceptHandler | None:
@@ -141,9 +151,16 @@ def _taken_at_yield(generator: Any, raised: set[_CLASS]) -> bool:
     code = generator.__code__
     if code.co_filename.startswith(_TORCH):
         return False
+    at = _yields_at(code)
+    if at is None or not _around(code, at):
+        return False
     names = ChainMap(dict(inspect.getclosurevars(generator).nonlocals), generator.__globals__)
-    at = next((node.lineno for node in _inside(code) if isinstance(node, ast.Yield)), None)
-    return at is not None and _taken(code, at, names, raised) is not None
+    return _taken(code, at, names, raised) is not None
+
+
+@cache
+def _yields_at(code: CodeType) -> int | None:
+    return next((node.lineno for node in _inside(code) if isinstance(node, ast.Yield)), None)
 
 
 def _may_say_yes(leave: FunctionType) -> bool:
