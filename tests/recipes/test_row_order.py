@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from trimtab.recipes.row_order import ByEpoch, heaviest_first, order_by_epoch
+from trimtab.recipes.row_order import ByEpoch, end_after, heaviest_first, is_longer, order_by_epoch
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 LENGTHS = [7, 3, 9, 9, 2, 5, 8, 1, 4, 6, 3, 2]
@@ -189,3 +189,48 @@ def test_a_run_without_a_checkpoint_begins_again(trimtab: Trimtab, tiny_model: P
     assert "ended before its first checkpoint: beginning again" in done.stdout
     again = load_file(run / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.scale * x).pow(2).mean()}
+
+
+@pytest.mark.parametrize("rhythm", ["steps", "epoch"])
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "longer"), [(3, -1, True), (1, -1, False), (1, 50, True), (9, 4, False)]
+)
+def test_a_long_run_ends_after_a_few_steps_with_its_evaluation_and_its_checkpoint(
+    tmp_path: Path, rhythm: str, epochs: int, max_steps: int, longer: bool
+) -> None:
+    """Twelve rows, four in a step: three steps an epoch."""
+    rows = [{"x": [float(number)]} for number in range(12)]
+    made = Trainer(
+        model=_Scaled(),
+        args=TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            num_train_epochs=epochs,
+            max_steps=max_steps,
+            eval_strategy=rhythm,
+            save_strategy=rhythm,
+            eval_steps=20,
+            save_steps=20,
+            use_cpu=True,
+            report_to="none",
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:2],
+    )
+    assert is_longer(made, 4) is longer
+    if longer:
+        end_after(made, 4)
+        made.train()
+        assert made.state.global_step == 4
+        assert (tmp_path / "checkpoint-4").is_dir()
+        assert [entry["step"] for entry in made.state.log_history if "eval_runtime" in entry][-1] == 4

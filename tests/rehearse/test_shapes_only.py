@@ -205,6 +205,20 @@ def test_a_config_takes_the_memory_that_it_takes_with_values(rehearse: Rehearse,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("example", ["sft.yaml", "zeroth-order.yaml"])
+def test_a_config_of_many_steps_comes_to_its_end(rehearse: Rehearse, repository: Path, example: str) -> None:
+    changes = ("training.max_steps=100000", "zeroth.interval=3")[: 1 + example.startswith("zeroth")]
+    report = rehearse(
+        str(repository / "examples" / example), *changes, "device=cuda", gpus=1, shapes_only=True
+    )
+    assert report["verdict"] in ("clean", "unproven"), report["text"]
+    assert "time ran out" not in report["text"]
+    assert any("4 of the run's steps are made" in note for note in report["notes"])
+    assert report["findings"] == []
+    assert {"evaluate", "save"} <= {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_example_of_eight_gpus_is_rehearsed_with_nothing_fetched(
     rehearse: Rehearse, repository: Path

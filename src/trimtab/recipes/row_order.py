@@ -57,7 +57,10 @@ Batch = list[int]
 """Places of its rows."""
 Step = list[Batch]
 FEW = 4
-"""So many steps of a run are rehearsed as they are, in their own order."""
+"""So many steps of a run are rehearsed by shapes, the heaviest among them; a shorter run as it is, in its own order."""
+FEW_STEPS = (
+    "by shapes {made} of the run's steps are made: none after them takes more (--max-steps makes more)"
+)
 
 
 class InOrder(Sampler[int]):
@@ -103,6 +106,25 @@ def heaviest_first(trainer: Any, length: Callable[[Any], int], *, padded: bool, 
     order = InOrder([place for batch in laid for place in batch][: len(lengths)])
     trainer._get_train_sampler = lambda *_, **__: order
     return True
+
+
+def is_longer(trainer: Any, steps: int) -> bool:
+    """Whether a run surely makes more than so many steps."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return bool(args.max_steps > steps)
+    rows = len(trainer.train_dataset) * getattr(args, "num_generations", 1)
+    a_step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    return bool(int(args.num_train_epochs * (rows // a_step)) > steps)
+
+
+def end_after(trainer: Any, steps: int) -> None:
+    """Have a run make so many steps, with its evaluation and its checkpoint at their end."""
+    args = trainer.args
+    args.max_steps = steps
+    for name in ("eval_steps", "save_steps"):
+        if getattr(args, name):
+            setattr(args, name, min(getattr(args, name), steps))
 
 
 def _heavy_steps(run: Sequence[Step], weight: Callable[[Batch], int], ranks: int) -> list[Step]:

@@ -21,7 +21,15 @@ from trimtab.recipes.lean_steps import lean_steps
 from trimtab.recipes.recipe import Job
 from trimtab.recipes.rehearsed_rows import evaluated
 from trimtab.recipes.resumed_state import ResumedState
-from trimtab.recipes.row_order import HEAVIEST_FIRST, heaviest_first, order_by_epoch
+from trimtab.recipes.row_order import (
+    FEW,
+    FEW_STEPS,
+    HEAVIEST_FIRST,
+    end_after,
+    heaviest_first,
+    is_longer,
+    order_by_epoch,
+)
 from trimtab.recipes.run_folder import RunFolder
 from trimtab.recipes.smaller_batches import step_watched
 from trimtab.recipes.trainer_loading import load_all
@@ -134,13 +142,26 @@ class TrainerDriver:
             gather_the_adapter(self.trainer)
         load_all(self.trainer)
         order_by_epoch(self.trainer)
-        if shapes_only() and prepared.length is not None:
-            padded = plan.speed.padding != "none"
-            if heaviest_first(self.trainer, prepared.length, padded=padded, steps=rehearsed_steps()):
-                rehearsal_notes(HEAVIEST_FIRST)
+        if shapes_only():
+            self._rehearse_what_takes_most(stop_every)
         _end_at_the_last_step(self.trainer)
         if job.config.training.halve_batch_on_oom:
             _watch_memory(self.trainer)
+
+    def _rehearse_what_takes_most(self, a_round: int) -> None:
+        """By shapes: the heaviest batch early, and no more steps than show what is held; `a_round` belong together."""
+        job, steps = self._job, rehearsed_steps()
+        few = max(FEW, a_round + 1)
+        # A run that goes on has made more of them already.
+        cut = steps is None and job.checkpoint is None and is_longer(self.trainer, few)
+        if job.prepared.length is not None:
+            padded = job.plan.speed.padding != "none"
+            made = few if cut else steps
+            if heaviest_first(self.trainer, job.prepared.length, padded=padded, steps=made):
+                rehearsal_notes(HEAVIEST_FIRST)
+        if cut:
+            end_after(self.trainer, few)
+            rehearsal_notes(FEW_STEPS.format(made=few))
 
     def _compiled(self, figures: dict[str, Any]) -> None:
         self.monitor.write(self.trainer.state.global_step, "compiled", figures)

@@ -99,8 +99,8 @@ class ZerothEngine:
     def __init__(self, job: Job) -> None:
         from trimtab.models.load import shapes_only
         from trimtab.recipes.rehearsed_rows import heaviest
-        from trimtab.recipes.row_order import LONGEST_FIRST
-        from trimtab.rehearse.process import rehearsal_notes
+        from trimtab.recipes.row_order import FEW, FEW_STEPS, LONGEST_FIRST
+        from trimtab.rehearse.process import rehearsal_notes, rehearsed_steps
         from trimtab.zeroth.batches import BatchStream, Collate
         from trimtab.zeroth.optimizer import ZerothOrder
         from trimtab.zeroth.tokens import starts_with
@@ -133,9 +133,14 @@ class ZerothEngine:
                 self._held_out = [job.prepared.eval[place] for place in places]
                 self._asked = Asked([self._asked.questions[place] for place in places], self._asked.task)
         self.steps_per_epoch = self._batches.steps_per_epoch
-        self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
+        whole = self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
+        projects = config.zeroth.interval if config.zeroth.method == "dizo" else 0
+        few = max(FEW, projects)
+        if shapes_only() and rehearsed_steps() is None and job.checkpoint is None and whole > few:
+            self.total = few
+            rehearsal_notes(FEW_STEPS.format(made=few))
         self.evaluates = bool(job.prepared.eval)
-        self.optimizer = ZerothOrder(job.model, engine_settings(config, self.total))
+        self.optimizer = ZerothOrder(job.model, engine_settings(config, whole))
         if why := self.optimizer.plain_in_rehearsal:
             rehearsal_notes(
                 f"memory of passes as they run uncaptured ({why}); a GPU captures most models' passes, and then keeps "
