@@ -5,6 +5,7 @@ These are plain data: no torch, no file is read here. The JSON form is the one t
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -93,6 +94,15 @@ class Edit:
     start: tuple[int, int]
     end: tuple[int, int]
     text: str
+
+
+_FULL = re.compile(r"\bGPU (\d+) has a total capacity")
+
+
+def device_of(message: str) -> str:
+    """The device that CUDA's message of a full GPU names."""
+    found = _FULL.search(message)
+    return f"cuda:{found.group(1)}" if found else ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import re
 import sys
 from collections import defaultdict
 from types import FrameType
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from trimtab.diagnose import holders, mends_graph, rewrite, scope, source
-from trimtab.diagnose.finding import Edit, Place
+from trimtab.diagnose.finding import Edit, Place, device_of
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
 from trimtab.diagnose.rules_likely import assignment, birth
@@ -23,13 +22,6 @@ from trimtab.virtual.origin import Origin
 
 _FORKING = {"Process": 1, "Pool": 1, "ProcessPoolExecutor": 1, "fork": 2}
 """What starts a process, the likelier first."""
-_FULL = re.compile(r"\bGPU (\d+) has a total capacity")
-
-
-def device_of(message: str) -> str:
-    """The device that CUDA's message of a full GPU names."""
-    found = _FULL.search(message)
-    return f"cuda:{found.group(1)}" if found else ""
 
 
 def host_only(scene: Scene) -> Verdict | None:

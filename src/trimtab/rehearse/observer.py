@@ -12,7 +12,7 @@ import torch
 
 from trimtab.diagnose import awaited, source
 from trimtab.diagnose.causes import diagnose, known_fix
-from trimtab.diagnose.finding import KINDS, Finding
+from trimtab.diagnose.finding import KINDS, Finding, device_of
 from trimtab.rehearse import places, room_here, shield, shortage
 from trimtab.virtual import memory, state
 from trimtab.virtual.observer import Asked, Observer
@@ -39,7 +39,7 @@ class RehearsalObserver(Observer):
 
     def fault(self, fault: Fault) -> None:
         """Diagnose while the stack and the tensors are there to look at."""
-        if fault.kind == "out-of-memory" and shortage.device_of(fault.message) in self._full:
+        if fault.kind == "out-of-memory" and device_of(fault.message) in self._full:
             return  # from the first allocation that found no room on, all of them are beyond the device
         inner = next((frame for frame in fault.frames if not frame.file.startswith((OWN, _TORCH))), None)
         # One line may meet several stray tensors; where each comes from tells them apart.
@@ -52,7 +52,7 @@ class RehearsalObserver(Observer):
                 return
             finding = self._known[key] = found
             if fault.kind == "out-of-memory":
-                self._full.add(shortage.device_of(fault.message))
+                self._full.add(device_of(fault.message))
                 if self._process.full is not None:
                     self._process.full.went_beyond()
         self._process.report(finding)
@@ -90,9 +90,7 @@ class RehearsalObserver(Observer):
         handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
         if handler is None or self._process.full.is_no_way_on(handler):
             return False
-        if (
-            shortage.device_of(fault.message) not in self._full
-        ):  # else the program had ended before, on hardware
+        if device_of(fault.message) not in self._full:  # else the program had ended before, on hardware
             self._process.full.met(fault, handler, self._found)
         return True
 

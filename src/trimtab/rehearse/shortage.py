@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trimtab.diagnose.finding import Finding, Lack
-from trimtab.diagnose.rules_values import device_of
+from trimtab.diagnose.finding import Finding, Lack, device_of
 from trimtab.rehearse.memory_text import size
 
 if TYPE_CHECKING:
