@@ -10,6 +10,7 @@ copy or a pickle of the model has plain layers.
 from __future__ import annotations
 
 import copy
+import sys
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -188,7 +189,16 @@ def compile_blocks(
             blocks.add(layer, None if name in towers else dynamic, tower=name in towers)
     if blocks.layers:
         _settle_compiler(len(blocks._kinds))
+        _run_each_once()
     return blocks
+
+
+def _run_each_once() -> None:
+    """Where a rehearsal runs by shapes alone, a layer that it has run once gives the same again."""
+    virtual = sys.modules.get("trimtab.virtual.state")
+    machine = virtual.machine() if virtual is not None else None
+    if machine is not None and not machine.repeats:
+        machine.repeats = "own"
 
 
 def _settle_compiler(kinds: int) -> None:

@@ -109,6 +109,7 @@ def execute(trial: Trial) -> Executed:
         capability=(int(major), int(minor or 0)),
         shapes=True,
     )
+    machine.repeats = "alike"  # nobody listens to what happens inside of a layer
     loading.build_from_configs(machine)
     kinds.listen(machine)
     if apple:

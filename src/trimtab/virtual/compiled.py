@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
-from trimtab.virtual import functions, joint_graph, pieces, state
+from trimtab.virtual import functions, joint_graph, looked_at, pieces, repeated, state
 from trimtab.virtual.face import ABOVE
 from trimtab.virtual.held_modes import taken_away
 from trimtab.virtual.pieces import Piece, Plan
@@ -74,6 +74,8 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    met = repeated.Met(function, (_kind(function), settings))
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         machine = state.machine()
@@ -88,6 +90,11 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
             )
             return function(*args, **kwargs)
         run = _Run(machine, function, settings, args, kwargs)
+        if machine.repeats and machine.shapes:
+            known = met.find(machine, run.device, run.given, run.form)
+            if known is not NotImplemented:
+                return known
+            run.met, run.looking = met, looked_at.Looking(function)
         try:
             return run.result()
         finally:
@@ -162,8 +169,13 @@ class _Run:
         self.given, self.form = pytree.tree_flatten((args, kwargs))
         self.device = _device_of(machine, function, self.given)
         self.recorder: Any = None
+        self.met: repeated.Met | None = None
+        """Who is to know what comes of it, so that it need not be run again."""
+        self.looking: looked_at.Looking | None = None
 
     def result(self) -> Any:
+        outside = looked_at.outside_of(self.given, self.device) if self.met is not None else None
+        asked = sum(self.machine.asked.values())
         with ExitStack() as undo:
             self.aside = undo.enter_context(pieces.aside(self.device))
             self.recorder = Recorder(self.aside, self._broken, self.settings.backend)
@@ -174,7 +186,7 @@ class _Run:
             _running.append(self.recorder)
             undo.callback(_running.pop)
             args, kwargs = pytree.tree_unflatten(entered, self.form)
-            with self.recorder:
+            with self.recorder, self.looking.on() if self.looking is not None else nullcontext():
                 out = self.function(*args, **kwargs)
             returned, form = pytree.tree_flatten(out)
             pairs = [(twin, own) for twin, own in zip(entered, self.given, strict=True) if twin is not own]
@@ -189,7 +201,10 @@ class _Run:
             if twin._version and not twin.requires_grad:
                 torch.autograd.graph.increment_version(own)
         if isinstance(plan, Plan):
-            self._count_left_behind(plan, results)
+            left = self._count_left_behind(plan, results)
+            quiet = not left and not written and asked == sum(self.machine.asked.values())
+            if outside is not None and quiet and not any(twin._version for twin, _ in pairs):
+                self._learn(plan, outside, entered, returned, form)
             results = self._counted(plan, results, pairs)
         owners = {id(twin): own for twin, own in pairs}
         for (_, own), new in zip(written, results[len(returned) :], strict=True):
@@ -197,14 +212,38 @@ class _Run:
         given_back = [owners.get(id(value), value) for value in results[: len(returned)]]
         return pytree.tree_unflatten(given_back, form)
 
-    def _count_left_behind(self, plan: Plan, results: list[Any]) -> None:
+    def _count_left_behind(self, plan: Plan, results: list[Any]) -> int:
         """What the code made and put somewhere (an optimizer its state) lives on, though it is no result."""
         if plan.backward is not None:
-            return  # what autograd keeps cannot be told from it
+            return 0  # what autograd keeps cannot be told from it
         given_out = {id(value._block) for value in results if value.__class__ in VIRTUAL}
-        for tensor in self.recorder.alive():
-            if id(tensor._block) not in given_out:
-                pieces.count_now(tensor)
+        left = [tensor for tensor in self.recorder.alive() if id(tensor._block) not in given_out]
+        for tensor in left:
+            pieces.count_now(tensor)
+        return len(left)
+
+    def _learn(
+        self, plan: Plan, outside: looked_at.Seen, entered: list[Any], returned: list[Any], form: Any
+    ) -> None:
+        """Have it known what came of this run."""
+        fresh = self._fresh(returned)
+        assert self.met is not None
+        assert self.looking is not None
+        ran = repeated.Ran(
+            function=self.function,
+            device=self.device,
+            given=self.given,
+            entered=entered,
+            form=self.form,
+            inputs=self.recorder.record.inputs,
+            fresh=fresh,
+            returned=returned,
+            form_returned=form,
+            plan=plan,
+            trained=self.inputs(fresh)[1],
+        )
+        if (repeat := repeated.learnt(ran, outside, self.looking)) is not None:
+            self.met.learn(self.machine, repeat)
 
     def _entered(self) -> list[Any]:
         """The arguments as tensors of their own: what the code keeps of them is not what its compiled form keeps."""
@@ -317,7 +356,10 @@ class _Planning:
                 return "its backward pass cannot be compiled"
         with functions.switched_off(), taken_away():
             backend = self.run.settings.backend
-            return self._made() if backend == "inductor" else self._by(backend)
+            plan = self._made() if backend == "inductor" else self._by(backend)
+        if isinstance(plan, Plan) and plan.backward is not None and self.run.machine.shapes:
+            return repeated.gradients_of(self.found, plan)
+        return plan
 
     def _try_backward(self, inputs: list[Any], trained: list[Any]) -> None:
         drawn = torch.random.get_rng_state()
@@ -326,6 +368,7 @@ class _Planning:
         with self.recorder:
             found = pieces.gradients(trained, self.run.targets(inputs), given, again=True)
         self.gradients = [None if value is None else self.recorder.number(value) for value in found]
+        self.found = found
         torch.random.set_rng_state(drawn)
 
     def _made(self) -> Plan | str:

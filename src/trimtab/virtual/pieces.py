@@ -34,6 +34,28 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Made:
+    """A tensor without values, to be made again."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    unknown: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> Made:
+        payload = tensor.payload
+        return cls(tuple(payload.size()), payload.stride(), payload.dtype, tensor._block.unknown)
+
+    def tensor(self, device: VirtualDevice, block: Block) -> Any:
+        with torch._C.DisableTorchFunction():
+            with past_dispatch():
+                payload = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            block.unknown |= self.unknown
+            return wrap(payload, device, block)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the compiled form of a piece takes of the memory."""
 
@@ -44,6 +66,11 @@ class Plan:
     """Numbers, in the record, of the inputs that are kept."""
     unsure: str | None = None
     """Why inductor could not be asked for the buffers, if it could not."""
+    gradients: tuple[Made | None, ...] | None = None
+    """What the backward pass gives, where it can be made again without running it (repeated.py)."""
+
+    def with_gradients(self, made: tuple[Made | None, ...]) -> Plan:
+        return replace(self, gradients=made)
 
 
 def plan_of(cut: Cut, inputs: Sequence[int], device: torch.device) -> Plan:
@@ -85,9 +112,9 @@ class Piece:
 
     plan: Plan
     device: VirtualDevice
-    outputs: list[Any]
-    """Those that have a gradient, with the history of the code as it ran."""
-    inputs: list[Any]
+    outputs: list[Any] | None = None
+    """Those that have a gradient, with the history of the code as it ran; None where it did not (repeated.py)."""
+    inputs: Sequence[Any] = ()
     """What gets a gradient."""
 
 
@@ -198,11 +225,18 @@ class Node(torch.autograd.Function):
         piece: Piece = ctx.piece or saved[0]._block.piece
         blocks = {kept.buffer: tensor._block for kept, tensor in zip(plan.kept, saved[1:], strict=False)}
         again = torch._C._autograd._get_current_graph_task_keep_graph()
-        with aside(device):
-            found = gradients(piece.outputs, piece.inputs, given, again=again)
+        found: Sequence[Any] = ()
+        if piece.outputs is not None:
+            with aside(device):
+                found = gradients(piece.outputs, piece.inputs, given, again=again)
         left = run_through(plan.backward, device, {} if again else blocks)
-        results = zip(found, plan.backward.results, strict=True)
-        made = [None if value is None else outside(value, left.get(buffer)) for value, buffer in results]
+        buffers_made = plan.backward.results
+        if piece.outputs is None:
+            known = zip(plan.gradients, buffers_made, strict=True)
+            made = [None if one is None else one.tensor(device, left[buffer]) for one, buffer in known]
+        else:
+            results = zip(found, buffers_made, strict=True)
+            made = [None if value is None else outside(value, left.get(buffer)) for value, buffer in results]
         return None, None, None, None, *made
 
 

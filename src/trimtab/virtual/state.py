@@ -21,6 +21,8 @@ from trimtab.virtual.observer import Asked, Observer
 from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 OnFault = Literal["raise", "repair"]
+Repeats = Literal["", "own", "alike"]
+"""Every compiled piece is run; or not one that ran before itself; or not one of a layer like one that ran."""
 Patch = tuple[object, str, object]
 """An object, the name of an attribute, and what to set it to while a machine is in force."""
 
@@ -111,6 +113,8 @@ class Machine:
         """Whether big tensors have shapes only, and no values (shapes.py)."""
         self.stands_for_all = shapes and not every_rank
         """Whether this rank is the only one of its groups that runs (lone_rank.py)."""
+        self.repeats: Repeats = ""
+        """Whether a compiled piece that was met before is run again where shapes alone are rehearsed (repeated.py)."""
         self.host = VirtualDevice(HOST, "host", 1 << 60, (0, 0))
         self.host_elements = 0
         """Of uninitialised memory that was given out on the host, where shapes only are rehearsed."""
