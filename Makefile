@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-processors lint format clean
+.PHONY: help train test test-slow test-gpu test-processors lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -26,6 +26,12 @@ test: $(VENV)/.installed-dev ## the whole suite but the slow cases, by two worke
 
 test-slow: $(VENV)/.installed-dev ## the slow cases
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# With the packages that are there: torch for CUDA is the machine's own, and no file is read that has no such test.
+GPU_TESTS ?= $(shell grep -rlF mark.gpu tests --include='test_*.py')
+
+test-gpu: ## what needs a GPU, with the python that has torch for it (PYTHON=…); what fails is named at once
+	@HF_HUB_OFFLINE=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu -vv --tell-failures $(GPU_TESTS) $(ARGS)
 
 # By each of these a library adds in another order. TRIMTAB_OTHER_BLAS stands for the libraries that are not here.
 SETTINGS := TRIMTAB_OTHER_BLAS=1 OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41

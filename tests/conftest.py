@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import gpu_tests
 import warm_trials
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,10 +33,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
     if not pluginmanager.is_registered(pytest_plugin):
         pluginmanager.register(pytest_plugin, "trimtab")
+    parser.addoption(
+        "--tell-failures", action="store_true", help="name a failed test, with its error, at once"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Our sources compiled once, as an installer does: what a rehearsal compiles goes with its overlay, each time."""
+    if config.getoption("--tell-failures"):
+        config.pluginmanager.register(gpu_tests.TellFailures(config))
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(ROOT / "src", quiet=1)
 
@@ -49,6 +55,11 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    gpu_tests.prepare(item)
 
 
 @pytest.fixture(autouse=True)

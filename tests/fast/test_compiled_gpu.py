@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trimtab.fast.apply import make_fast
@@ -16,7 +15,7 @@ from trimtab.placement import PlacementRequest, profile_model, resolve
 from trimtab.placement.speed import SpeedRequest
 
 pytestmark = [
-    pytest.mark.gpu,
+    pytest.mark.gpu(needs="kernels as Triton compiles them, and graphs of layers"),
     pytest.mark.skipif(
         not probe().gpus or probe().triton is None, reason="there is no CUDA device with triton here"
     ),
@@ -24,6 +23,7 @@ pytestmark = [
 
 
 def adapted() -> Any:
+    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     shape = LlamaConfig(
         hidden_size=512,
@@ -34,7 +34,7 @@ def adapted() -> Any:
         vocab_size=1000,
     )
     model = LlamaForCausalLM(shape).to("cuda", torch.bfloat16)
-    tuned: Any = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear")).train()
+    tuned: Any = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear")).train()
     for name, parameter in tuned.named_parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -39,13 +39,12 @@ def test_the_kernels_agree_with_plain_code_on_the_gpu() -> None:
     interpreted_fast.main("cuda")
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(needs="kernels as Triton compiles them")
 @GPU
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_step_in_bf16_agrees_with_plain_peft_on_the_gpu(compiled: bool) -> None:
     """Against fp32: the fused step is no farther from it than PEFT's own in bf16."""
     import transformers
-    from peft import LoraConfig, get_peft_model
     from torch import nn
 
     from trimtab.fast.head import Head, head_loss
@@ -53,6 +52,7 @@ def test_a_step_in_bf16_agrees_with_plain_peft_on_the_gpu(compiled: bool) -> Non
     from trimtab.fast.mlp import use_fused_mlp
     from trimtab.fast.siblings import use_joint_products
 
+    peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=2000,
@@ -62,8 +62,8 @@ def test_a_step_in_bf16_agrees_with_plain_peft_on_the_gpu(compiled: bool) -> Non
         num_attention_heads=8,
         num_key_value_heads=4,
     )
-    exact = get_peft_model(
-        transformers.LlamaForCausalLM(config).cuda(), LoraConfig(r=16, target_modules="all-linear")
+    exact = peft.get_peft_model(
+        transformers.LlamaForCausalLM(config).cuda(), peft.LoraConfig(r=16, target_modules="all-linear")
     )
     for name, parameter in exact.named_parameters():
         if "lora_B" in name:

@@ -31,6 +31,7 @@ def test_the_kernel_unpacks_as_torch_does(shape: tuple[int, int], dtype: torch.d
     torch.testing.assert_close(unpack(packed, dtype).cpu(), on_cpu, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.gpu(needs="kernels as Triton compiles them")
 def test_layers_on_a_gpu_take_the_kernel(tiny_model: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16, device_map={"": "cuda:0"})
     count = len(nf4_layers(base))

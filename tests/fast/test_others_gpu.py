@@ -135,6 +135,7 @@ def test_vision_learns_the_same_and_waits_in_no_place_of_ours(
 
 
 def test_grpo_gives_the_same_losses_and_rewards(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "answer": n + 1}) + "\n" for n in range(8)))
     words = [

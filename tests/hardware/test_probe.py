@@ -159,7 +159,7 @@ print(json.dumps([found.free_bytes, again.free_bytes, free, total, dataclasses.a
 """
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(needs="a driver that tells what contexts take")
 def test_looking_at_a_gpu_takes_none_of_its_memory() -> None:
     if not probe().gpus:
         pytest.skip("no CUDA device here")

@@ -24,6 +24,7 @@ def no_sync() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.gpu(needs="work that goes on while the host does")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("fused", "way"), [(True, "gated"), (False, "undone")])
 @pytest.mark.usefixtures("no_sync")

@@ -15,6 +15,7 @@ from trimtab.recipes.planning import plan_run
 from trimtab.recipes.run import run_recipe
 from trimtab.recipes.run_folder import open_run_folder
 
+pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not probe().gpus, reason="no CUDA device here"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_tests import forget_memory
 from trimtab.hardware import probe
 
 pytestmark = [
@@ -36,14 +37,12 @@ def words(tiny_model: Path, tiny_rows: Path, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def little_memory(words: list[str], trimtab: Trimtab, tmp_path: Path) -> Iterator[None]:
     """As much as a quarter of the batch takes beside what the process holds already, and no more."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_reserved()
     quarter = [*words, f"training.batch_size={BATCH // 4}", f"output_dir={tmp_path / 'measured'}"]
     done = trimtab(*quarter)
     assert done.returncode == 0, done.stderr
     peak = torch.cuda.max_memory_reserved()
-    torch.cuda.empty_cache()
+    forget_memory()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, (held + 1.3 * (peak - held)) / whole))
     yield
@@ -59,6 +58,7 @@ def test_a_step_that_does_not_fit_is_made_of_smaller_ones(
     assert done.returncode == 1
     assert "out of memory on cuda:0" in done.stderr
     assert "training.halve_batch_on_oom=true" in done.stderr
+    forget_memory()
     done = trimtab(*words, "training.halve_batch_on_oom=true", "overwrite=true")
     assert done.returncode == 0, done.stderr
     halved = json.loads((tmp_path / "run" / "summary.json").read_text())["halved"]

@@ -12,6 +12,7 @@ import pytest
 
 from trimtab.hardware import probe
 
+pytest.importorskip("soundfile", reason="clips are read by soundfile (trimtab[voice])")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not probe().gpus, reason="no CUDA device here")]
 LORA = ("method=lora", "lora.r=8", "lora.targets=[attention, text_mlp, audio_mlp, audio_head]")
 LORA = (*LORA, "training.gradient_accumulation_steps=4", "training.max_grad_norm=0.5")

@@ -14,7 +14,10 @@ from trimtab.zeroth import ZerothOrder, ZerothSettings, read_trajectory, replay
 from trimtab.zeroth.noise import Stream, noise
 
 GPU = torch.cuda.device_count() > 0 and torch.version.cuda is not None
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu(needs="CUDA graphs, and kernels as Triton compiles them"),
+    pytest.mark.skipif(not GPU, reason="needs a CUDA device"),
+]
 SEED = 0x0123_4567_89AB_CDEF
 
 
