@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trimtab.virtual import kinds
 from trimtab.virtual.context import virtual_gpus
-from trimtab.virtual.state import Repeats
+from trimtab.virtual.memory import Block
+from trimtab.virtual.state import Repeats, VirtualDevice
 
 ROWS, WIDTH, LAYERS = 512, 256, 4
 RAN: list[nn.Module] = []
@@ -50,14 +51,15 @@ def steps(
     change: Change | None = None,
     *,
     checkpointed: bool = False,
-    steps: int = 3,
-    **options: Any,
+    seen: list[VirtualDevice] | None = None,
 ) -> dict[str, Any]:
     """Some training steps over compiled layers, by shapes: what was held, and how many layers were run in each."""
     RAN.clear()
     runs, states = [], []
-    with virtual_gpus(1, shapes=True, **options) as machine:
+    with virtual_gpus(1, shapes=True) as machine:
         machine.repeats = repeats
+        if seen is not None:
+            seen[:] = machine.devices
         undo = kinds.listen(machine)
         settings = SimpleNamespace(squares=False)
         layers = [Layer(number, settings) for number in range(LAYERS)]
@@ -65,7 +67,7 @@ def steps(
         for layer in layers:
             layer.forward = torch.compile(layer.forward, fullgraph=True)
         optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
-        for step in range(steps):
+        for step in range(3):
             if change is not None:
                 change(layers, step)
             before = len(RAN)
@@ -99,6 +101,37 @@ def test_memory_is_that_of_layers_that_run(checkpointed: bool) -> None:
         0,
         0,
     ]  # another number of a layer, which it does not look at, is no other layer
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_memory_comes_and_goes_in_the_same_order(checkpointed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which what the allocator reserves is the same."""
+    events: list[tuple[int, int]] = []
+    made, gone = Block.__init__, Block.__del__
+
+    def init(block: Block, device: VirtualDevice, nbytes: int) -> None:
+        made(block, device, nbytes)
+        if block.nbytes and block.device in watched:
+            events.append((block.serial, block.nbytes))
+
+    def end(block: Block) -> None:
+        if block.nbytes and block.device in watched:
+            events.append((block.serial, -block.nbytes))
+        gone(block)
+
+    def told(how: Repeats) -> list[tuple[int, int]]:
+        gc.collect()
+        events.clear()
+        steps(how, checkpointed=checkpointed, seen=watched)
+        return list(events)
+
+    watched: list[VirtualDevice] = []
+    steps("", checkpointed=checkpointed)  # the plan is made, which uses a GPU too
+    monkeypatch.setattr(Block, "__init__", init)
+    monkeypatch.setattr(Block, "__del__", end)
+    plain = told("")
+    assert len(plain) > 500
+    assert told("own") == plain
 
 
 def test_gradients_reach_every_weight() -> None:

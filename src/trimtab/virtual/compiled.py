@@ -321,6 +321,8 @@ class _Run:
             tensors = pieces.kept_tensors(self.machine, piece, blocks)
             outs = pieces.Node.apply(piece, tensors, kept, [made[id(value)] for value in trained], *sources)
             made |= {id(value): out for value, out in zip(trained, outs, strict=True)}
+            # What nobody keeps (under a checkpoint) goes with the list, from its end, as with torch's list of results.
+            blocks.clear()
         return [made.get(id(value), value) for value in results]
 
     def inputs(self, fresh: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -240,16 +240,18 @@ def _again(
             made[result.buffer] = result.made.tensor(device, blocks[result.buffer])
     trained = {r.buffer: made[r.buffer] for r in repeat.results if isinstance(r, _Result) and r.trained}
     if trained:
-        tensors = {number: _found(source, given, modules) for number, source in repeat.sources.items()}
+        found = {number: _found(source, given, modules) for number, source in repeat.sources.items()}
         piece = Piece(plan, device)
+        tensors = pieces.kept_tensors(machine, piece, blocks)
         outs = pieces.Node.apply(
             piece,
-            pieces.kept_tensors(machine, piece, blocks),
-            [tensors[number] for number in plan.kept_inputs],
+            tensors,
+            [found[number] for number in plan.kept_inputs],
             list(trained.values()),
-            *(tensors[number] for number in repeat.trained),
+            *(found[number] for number in repeat.trained),
         )
         made |= dict(zip(trained, outs, strict=True))
+        blocks.clear()  # what nobody keeps goes with the list, as in compiled.py
     returned = [
         made[result.buffer]
         if isinstance(result, _Result)
