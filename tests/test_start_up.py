@@ -1,11 +1,14 @@
-"""The collector is held back while a process starts, and works as usual from the first step on."""
+"""The collector is held back while a process starts, and works as usual from the first step on; calls have room."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
+
 from trimtab.config.keys import bounds, schema_with_limits, settings
+from trimtab.start_up import roomy
 
 HELD = """
 import gc
@@ -53,3 +56,30 @@ def test_bounds_are_those_of_the_whole_schema() -> None:
     }
     assert all(bounds(key) == {} or {"type"} < bounds(key).keys() for key in settings())
     assert bounds("no.setting") == {}
+
+
+def _called_at(depth: int, times: int) -> None:
+    if depth:
+        _called_at(depth - 1, times)
+        return
+    for _ in range(times):
+        _nothing(1, 2)
+
+
+def _nothing(one: int, other: int) -> int:
+    return one + other
+
+
+def test_calls_at_any_depth_ask_the_kernel_for_no_memory() -> None:
+    resource = pytest.importorskip("resource")
+
+    @roomy
+    def deep(*, depths: range, times: int) -> int:
+        _called_at(max(depths), 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for depth in depths:
+            _called_at(depth, times)
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+    # Without room every end of a piece of frames is one of these depths, and each of its calls a page.
+    assert deep(depths=range(200), times=500) < 500

@@ -13,6 +13,7 @@ import pytest
 from trimtab.config.schema import MonitorSettings
 from trimtab.monitor import readings
 from trimtab.monitor.loop import LoopMonitor
+from trimtab.virtual import virtual_gpus
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -53,6 +54,32 @@ def test_a_run_is_written_down_and_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert re.search(r"^first step on cpu: .+; then about .+ a step \(about .+ left\)$", shown, re.MULTILINE)
     assert re.search(r"^checkpoint-3 saved \(.+\)$", shown, re.MULTILINE)
     assert "tokens/s" not in shown
+
+
+def test_a_virtual_gpu_has_no_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        virtual_gpus(1),
+        LoopMonitor(MonitorSettings(progress="plain"), tmp_path, "cuda:0") as monitor,
+    ):
+        monitor.begin(0, 3)
+        monitor.first_begins()
+        for step in (1, 2, 3):
+            monitor.step_done(step)
+            monitor.logged(step, {"loss": 1.0, "learning_rate": 0.1}, tokens=100 * step, flops=1e12 * step)
+        monitor.write(3, "eval", {"eval_loss": 0.5, "eval_runtime": 1.0, "eval_samples_per_second": 8.0})
+        monitor.end()
+    shown = capsys.readouterr().err
+    assert re.search(
+        r"^step 2/3  loss 1  lr 1.00e-01  memory [^ ]+ [^ ]+  elapsed \d+:\d\d$", shown, re.MULTILINE
+    )
+    assert "trained 3 steps" in shown
+    assert "a step" not in shown
+    *trained, evaluated = lines(tmp_path)
+    for line in trained:
+        assert line["elapsed_seconds"] is not None
+        assert not {"tokens_per_second", "steps_per_second", "mfu"} & line.keys()
+    assert evaluated["eval_runtime"] == 1.0
+    assert "eval_samples_per_second" not in evaluated
 
 
 def test_a_loop_is_told_what_a_trainer_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,3 +121,39 @@ def test_what_has_no_values_and_what_has_eight_bits_is_judged() -> None:
     assert is_finite(torch.ones(3, device="meta"))
     assert is_finite(torch.ones(3).to(torch.float8_e4m3fn))
     assert not is_finite(torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2))
+
+
+def test_what_a_function_asks_of_itself_goes_past_those_who_watch_the_outermost_call() -> None:
+    class Part:
+        def __init__(self, *parts: Part) -> None:
+            self.parts = parts
+
+        def names(self) -> list[str]:
+            found = [type(self).__name__]
+            for part in self.parts:
+                found += part.names()
+            return found
+
+    class Own(Part):
+        def names(self) -> list[str]:
+            return ["own", *super().names()]
+
+    asked: list[tuple[str, str]] = []
+
+    def watch(who: str) -> Callable[..., Any]:
+        def look(real: Callable[..., Any], part: Part) -> Any:
+            asked.append((who, type(part).__name__))
+            return real(part)
+
+        return look
+
+    shield.around(Part, "names", watch("first"), whose="first", outermost=True)
+    shield.around(Part, "names", watch("second"), whose="second", outermost=True)
+    whole = Part(Part(), Own(Part()))
+    assert whole.names() == ["Part", "Part", "own", "Own", "Part"]
+    # A class with a way of its own calls from outside the real function.
+    assert asked == [("second", "Part"), ("first", "Part"), ("second", "Own"), ("first", "Own")]
+    asked.clear()
+    shield.around(Part, "names", watch("every"), whose="every")
+    assert whole.names() == ["Part", "Part", "own", "Own", "Part"]
+    assert [who for who, _ in asked].count("every") == 4

@@ -36,7 +36,7 @@ from trimtab.cli.told_to_end import heard
 from trimtab.cli.train import train
 from trimtab.errors import NoRoomError, RequestError, TrimtabError
 from trimtab.shortage import refusals_told
-from trimtab.start_up import collector_held
+from trimtab.start_up import collector_held, roomy
 
 _INTERRUPTED = 130
 """What typer ends with after Ctrl-C."""
@@ -78,6 +78,7 @@ app.command()(doctor)
 app.command("config-schema")(config_schema)
 
 
+@roomy
 def main() -> None:
     """Run the verb; an error becomes a message and an exit code. The traceback is shown on request (`--debug`).
 

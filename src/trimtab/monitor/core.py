@@ -133,6 +133,9 @@ class Monitor:
     def write(self, step: int, phase: str, values: Mapping[str, Any]) -> None:
         """A line in metrics.jsonl, by the main process alone."""
         if self._place[0] == 0:
+            if not self._readings.timed:
+                # A trainer reckons speeds of its own, for an evaluation and at the end.
+                values = {name: value for name, value in values.items() if not name.endswith("_per_second")}
             self._metrics.write(step, phase, values)
 
     def beat(self, doing: str) -> None:
@@ -325,6 +328,8 @@ class Monitor:
     def _time_first_step(self, *, last: bool = False) -> None:
         """Said once: when the second step has shown the pace, or when there is no second one."""
         pace = self._pace
+        if not self._readings.timed:
+            return
         if self._timed or pace.first_step_seconds is None or (pace.seconds_a_step is None and not last):
             return
         self._timed = True

@@ -17,6 +17,7 @@ from trimtab.gpu_models import peak_flops
 from trimtab.monitor.memory import MemoryMeter, gpu_busy_share
 from trimtab.monitor.pace import Pace
 from trimtab.monitor.progress import Figures
+from trimtab.virtual.state import machine
 
 
 class Readings:
@@ -38,6 +39,11 @@ class Readings:
         self.first_loss: float | None = None
         self.skipped = 0
         """Steps that an fp16 gradient scaler has skipped."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time that a step takes says anything: on a virtual GPU this machine's processor takes it."""
+        return torch.device(self.device).type != "cuda" or machine() is None
 
     @property
     def loss(self) -> float | None:
@@ -80,9 +86,7 @@ class Readings:
         memory = self._meters[self.device].read()
         self._latest = replace(self._latest, memory=memory.now)
         own: dict[str, float | None] = {
-            "steps_per_second": pace.steps_per_second,
-            "tokens_per_second": pace.tokens_per_second,
-            "mfu": self._utilisation(pace),
+            **self._speed(pace),
             "memory_bytes": memory.now,
             "peak_memory_bytes": memory.peak,
             "peak_reserved_bytes": memory.reserved,
@@ -94,6 +98,15 @@ class Readings:
             own |= self._of_each_device(processes)
         self._logs += 1
         values.update((key, value) for key, value in own.items() if value is not None)
+
+    def _speed(self, pace: Pace) -> dict[str, float | None]:
+        if not self.timed:
+            return {}
+        return {
+            "steps_per_second": pace.steps_per_second,
+            "tokens_per_second": pace.tokens_per_second,
+            "mfu": self._utilisation(pace),
+        }
 
     def _busy_share(self, device: str) -> float | None:
         """The driver takes a moment for it: asked once in a second."""
@@ -133,13 +146,14 @@ class Readings:
 
     def figures(self, pace: Pace) -> Figures:
         """For the display."""
+        shown = replace(
+            self._latest, step=pace.step, total=pace.total, elapsed=pace.elapsed, skipped=self.skipped
+        )
+        if not self.timed:
+            return shown
         return replace(
-            self._latest,
-            step=pace.step,
-            total=pace.total,
-            elapsed=pace.elapsed,
+            shown,
             left=pace.left,
-            skipped=self.skipped,
             tokens_per_second=pace.tokens_per_second,
             utilisation=self._utilisation(pace),
             steps_per_second=pace.steps_per_second,

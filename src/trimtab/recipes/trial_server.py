@@ -16,6 +16,8 @@ from functools import cache
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, NamedTuple
 
+from trimtab.start_up import roomy
+
 if TYPE_CHECKING:
     from trimtab.config.schema import Config
     from trimtab.errors import TrimtabError
@@ -167,6 +169,7 @@ def _imported(libraries: Callable[[], None]) -> None:
     gc.enable()
 
 
+@roomy
 def main(connection: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
     _imported(import_what_steps_need)

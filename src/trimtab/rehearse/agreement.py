@@ -137,6 +137,8 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         rank_values,
     )  # import torch, which whoever only gathers records does without
 
+    # Where one rank stands for all, nobody compares its way with another's.
+    alone = process.settings.one_rank
     group = str(record.get("group", ""))
     number = world.counts[group] = world.counts[group] + 1
     step, ran = ran_modules.take()
@@ -149,15 +151,15 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             name: record.get(name)
             for name in ("numel", "dtype", "root", "gpu", "shape", "gives", "bytes", "size")
         },
-        "members": [] if process.settings.one_rank else _members(world, group, record.get("size")),
+        "members": [] if alone else _members(world, group, record.get("size")),
         "born": list(record["born"][:2]) if record.get("born") else None,
         "node": os.environ.get("GROUP_RANK", "0"),
         "card": _card(record.get("gpu")),
         "place": asdict(place) if place else None,
-        "way": [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)],
+        "way": [] if alone else _way(),
         "quiet": ran_modules.quiet(),
-        "weights": sharded_weights.named(),
-        "values": rank_values.now() if not process.settings.one_rank else [],
+        "weights": [] if alone else sharded_weights.named(),
+        "values": [] if alone else rank_values.now(),
         "step": step,
         "modules": ran,
     }
@@ -220,6 +222,11 @@ def worlds(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
         _, world, rank = path.stem.split("-")
         found[world][int(rank)] = list(read_lines(path))
     return found
+
+
+def _way() -> list[list[Any]]:
+    """The program's own lines that led here, innermost first."""
+    return [[f.f_code.co_filename, f.f_lineno] for f in itertools.islice(places.frames(), _DEEPEST)]
 
 
 def _by_rank(one: tuple[int, Ran], other: tuple[int, Ran]) -> tuple[int, Ran, int, Ran]:

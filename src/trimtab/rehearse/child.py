@@ -16,8 +16,10 @@ from pathlib import Path
 
 from trimtab.rehearse import command, instead, process
 from trimtab.rehearse.errors import only_aborted, stopped_as_asked
+from trimtab.start_up import roomy
 
 
+@roomy
 def main(arguments: list[str]) -> int:
     """Run `SCRIPT ARGS…`, `-m MODULE ARGS…` or `--command WORDS…` (a shell script); answers with the exit status."""
     here = process.prepare(first=True)

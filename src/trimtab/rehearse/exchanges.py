@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -92,6 +93,7 @@ def begin(roots: Any = None, place: Any = None) -> None:
     """A backward pass begins."""
     global _training
     _training = True
+    _shaped.clear()
 
 
 def veto(process: Process, reason: str) -> None:
@@ -137,14 +139,32 @@ def _look_for_averaging(tensors: list[torch.Tensor]) -> None:
     found: set[int] = set()
     for optimizer in list(optimizers_made()):
         mine = trained_by(optimizer)
-        held = [parameter for parameter in mine if parameter.grad is not None]
-        for together in (mine, held):
-            if sum(parameter.numel() for parameter in together) in rows:
-                found |= {id(parameter) for parameter in together}
-                shared.update(found)
-        found |= {id(parameter) for parameter in mine if tuple(parameter.shape) in shapes}
+        if rows:
+            held = [parameter for parameter in mine if parameter.grad is not None]
+            for together in (mine, held):
+                if sum(parameter.numel() for parameter in together) in rows:
+                    found |= {id(parameter) for parameter in together}
+                    shared.update(found)
+        known = _by_shape(optimizer, mine)
+        found |= {one for shape in shapes for one in known.get(shape, ())}
     averaged.update(found)
     averagings += bool(found)
+
+
+_shaped: WeakKeyDictionary[Any, tuple[list[int], dict[tuple[int, ...], list[int]]]] = WeakKeyDictionary()
+"""Of an optimizer the ids of its parameters, and which have which shape, since the last backward pass began."""
+
+
+def _by_shape(optimizer: Any, parameters: list[torch.Tensor]) -> dict[tuple[int, ...], list[int]]:
+    """The ids of parameters by shape: a state is exchanged tensor by tensor, each of which may be any of them."""
+    ids = [id(parameter) for parameter in parameters]
+    known = _shaped.get(optimizer)
+    if known is None or known[0] != ids:
+        found: dict[tuple[int, ...], list[int]] = {}
+        for parameter in parameters:
+            found.setdefault(tuple(parameter.shape), []).append(id(parameter))
+        _shaped[optimizer] = known = (ids, found)
+    return known[1]
 
 
 def _of_a_wrapper() -> bool:

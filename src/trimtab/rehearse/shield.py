@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from trimtab.rehearse.process import Process
 
 DEBUG = "TRIMTAB_DEBUG"
+_BEYOND = "_trimtab_beyond"
+"""Of a function in another's place that only looks at the outermost call: what stands behind all of its kind."""
 _broken: set[str] = set()
 _process: Process | None = None
 _paused = False
@@ -121,13 +124,23 @@ class _Passed:
         return getattr(self._real, name)
 
 
-def around(owner: Any, name: str, call: Callable[..., Any], *, whose: str = "") -> None:
-    """Let `call` stand in a function's place, keeping its name and signature; it is given the real one first."""
+def around(
+    owner: Any, name: str, call: Callable[..., Any], *, whose: str = "", outermost: bool = False
+) -> None:
+    """Let `call` stand in a function's place, keeping its name and signature; it is given the real one first.
+
+    With `outermost`, what the real function calls again itself (a module asks each of its parts for its state) goes
+    past it: a model has thousands of parts, and who asked for the whole is known.
+    """
     real = getattr(owner, name)
     whose = whose or owner_of(call)
+    again = inspect.unwrap(real).__code__ if outermost else None
+    beyond = getattr(real, _BEYOND, real)
 
     @functools.wraps(real)
     def instead(*args: Any, **kwargs: Any) -> Any:
+        if again is not None and sys._getframe(1).f_code is again:
+            return beyond(*args, **kwargs)
         if whose in _broken or _paused:
             return real(*args, **kwargs)
         passed = _Passed(real)
@@ -146,6 +159,10 @@ def around(owner: Any, name: str, call: Callable[..., Any], *, whose: str = "") 
             # batch next) would keep the tensors of the failed call until Python looks for circles.
             passed.error = None
 
+    if outermost:
+        setattr(instead, _BEYOND, beyond)
+    else:
+        vars(instead).pop(_BEYOND, None)  # what it was given with the real one's other attributes
     setattr(owner, name, instead)
 
 

@@ -33,6 +33,7 @@ _TRIED = 1 << 24
 _META = torch.device("meta")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
+_WAITED = "_c10d_functional::wait_tensor"
 _UNWRITTEN = frozenset(("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"))
 _INDEXED = frozenset(
     f"aten::{name}"
@@ -103,7 +104,12 @@ def carry(
     if sparse_shapes.concerns(plan, payloads):
         return sparse_shapes.carry(plan, func, payloads, named, lambda: _forget(plan, args, kwargs))
     if plan.kind == VIEW:
-        made = plan.binding(*payloads, **named)
+        if plan.name == _WAITED and payloads[0].is_meta:
+            # By torch's rule for shapes too a tensor like it, which Python takes thirty times as long to make.
+            like = payloads[0]
+            made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=_META)
+        else:
+            made = plan.binding(*payloads, **named)
         if made.dtype is torch.bool and made.is_meta:
             made._hint, made._about = hint(payloads[0]), hints.about(payloads[0])
         hints.stand_for_view(plan, payloads, named, made)

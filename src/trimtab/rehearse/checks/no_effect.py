@@ -38,7 +38,7 @@ class NoEffect(BaseCheck):
         register_optimizer_step_pre_hook(self._step)
         nn.modules.module.register_module_forward_pre_hook(self._forward)
         around(nn.Module, "named_parameters", self._walked)
-        around(nn.Module, "state_dict", self._walked)
+        around(nn.Module, "state_dict", self._walked, outermost=True)
 
     def _forward(self, module: nn.Module, args: Any) -> None:
         self._looks += 1

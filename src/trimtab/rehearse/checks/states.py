@@ -62,7 +62,7 @@ class States(BaseCheck):
         self._loads: list[_Loaded] = []
         self._ties: list[_Tie] = []
         self._inside = 0
-        around(nn.Module, "state_dict", self._state)
+        around(nn.Module, "state_dict", self._state, outermost=True)
         around(nn.Module, "load_state_dict", self._load)
         around(nn.Module, "_apply", self._applied)
         for name in _DRAWN:
