@@ -2,7 +2,8 @@
 
 Half a second of the three that a step's libraries take is spent on what no step of a language model reaches. It is for
 a process of our own (trial_server.py) that imports them first. No module stands in another's place, here or in what
-is imported later: a name that a library would have had from such a part fetches the real one when it is used.
+is imported later: a name that a library would have had from such a part fetches the real one when it is used. A
+library that is not built as it is known here is imported as it imports itself.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def import_inductor() -> None:
     """Without reading its templates of kernels: those are read that are filled in."""
     from torch._inductor.codegen.common import KernelTemplate
 
-    real = KernelTemplate._template_from_string
+    real = getattr(KernelTemplate, "_template_from_string", None)
     with _instead(KernelTemplate, "_template_from_string", staticmethod(lambda text: _Template(real, text))):
         import torch._inductor.compile_fx
     del torch
@@ -67,6 +68,10 @@ def import_inductor() -> None:
 
 @contextmanager
 def _instead(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """Where there is something of this name."""
+    if name not in vars(owner):
+        yield
+        return
     real = vars(owner)[name]
     setattr(owner, name, other)
     try:
@@ -94,7 +99,7 @@ def _answering(utils: Any, name: str, answer: Callable[[], bool]) -> Iterator[li
 
     Gives back the modules that heard it, if that was another than they would have heard.
     """
-    real, changed = getattr(utils, name), list[Any]()
+    real, changed = getattr(utils, name, answer), list[Any]()
     if real() == answer():
         yield changed
         return
@@ -114,7 +119,7 @@ def _know_models(folder: Path) -> None:
     """Import `transformers.models` with the names that `transformers` itself has found in the same files."""
     from transformers.utils import import_utils
 
-    real = import_utils.define_import_structure
+    real: Any = getattr(import_utils, "define_import_structure", None)
     here = "models."
 
     def known(path: Any, prefix: str | None = None) -> Any:
@@ -127,7 +132,7 @@ def _know_models(folder: Path) -> None:
             }
             for needs, of in found.items()
         }
-        return {needs: of for needs, of in below.items() if of}
+        return {needs: of for needs, of in below.items() if of} or real(path)
 
     with _instead(import_utils, "define_import_structure", known):
         import transformers.models
@@ -156,7 +161,7 @@ class _Datasets:
 class _Template:
     """A template of jinja2, read when it is used."""
 
-    def __init__(self, read: Callable[[str], Any], source: str) -> None:
+    def __init__(self, read: Any, source: str) -> None:
         self._read, self._source = read, source
 
     @cached_property
