@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -186,3 +188,27 @@ def test_adapters_start_as_nothing_and_are_trained_in_fp32() -> None:
         assert torch.equal(tuned(tokens).logits, before)
     assert {p.dtype for p in tuned.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in tuned.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+BY_SHAPES = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from trimtab.config.schema import LoraSettings
+from trimtab.models.adapters import add_lora
+from trimtab.virtual.context import install
+install(1, shapes=True)
+small = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+def adapted(device):
+    model = LlamaForCausalLM(small).to(device)
+    before = torch.get_rng_state()
+    found = add_lora(model, LoraSettings(r=4, targets="all-linear"))
+    trained = [tensor for tensor in found.parameters() if tensor.requires_grad]
+    assert len(trained) == 14 and {tensor.device.type for tensor in trained} == {device}
+    return torch.equal(before, torch.get_rng_state())
+assert adapted("cuda")
+assert not adapted("cpu")
+"""
+
+
+def test_by_shapes_nothing_is_drawn_for_adapters_on_a_gpu() -> None:
+    subprocess.run([sys.executable, "-c", BY_SHAPES], check=True)

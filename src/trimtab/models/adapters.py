@@ -9,6 +9,7 @@ stand which layers of its stack are meant, and which names in these (`targets.py
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import LoraSettings
@@ -94,8 +95,20 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CA
     model.requires_grad_(False)
     # Beside a structure without weights adapters get none either: nobody reads the numbers that would be drawn.
     empty = all(parameter.is_meta for parameter in model.parameters())
-    adapted: PeftModel = get_peft_model(model, lora_config(model, settings, family), low_cpu_mem_usage=empty)
+    config = lora_config(model, settings, family)
+    with _undrawn(model):
+        adapted: PeftModel = get_peft_model(model, config, low_cpu_mem_usage=empty)
     return adapted
+
+
+def _undrawn(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Where shapes alone are rehearsed, what PEFT draws on the CPU is gone as soon as it lies on a GPU."""
+    from transformers.initialization import no_init_weights
+
+    from trimtab.models.load import shapes_only
+
+    gone = shapes_only() and all(parameter.is_cuda for parameter in model.parameters())
+    return no_init_weights() if gone else nullcontext()
 
 
 def lora_config(model: nn.Module, settings: LoraSettings, family: Family = CAUSAL_LM) -> Any:
