@@ -16,6 +16,7 @@ from functools import cache
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, NamedTuple
 
+from trimtab.recipes import spared_imports
 from trimtab.start_up import roomy
 
 if TYPE_CHECKING:
@@ -128,22 +129,23 @@ def _made(trial: Trial) -> Answer:
         return Answer(None, f"{type(error).__name__}: {said}", traceback.format_exc())
 
 
+@spared_imports.places_only()
 def import_what_steps_need() -> None:
     """All that takes long to import, once for every fork."""
-    import accelerate
-    import peft
     import torch
     import torch.distributed.tensor
     import torch.testing._internal.distributed.fake_pg
-    import transformers
-    from transformers import Trainer
+
+    spared_imports.import_accelerate()
+    spared_imports.import_transformers()
+    import peft
 
     from trimtab.fast import head, lora, mlp, rows, siblings
     from trimtab.recipes import run, sft_trainer, trainer_driver
     from trimtab.rehearse import loading
     from trimtab.virtual import context
 
-    del accelerate, peft, torch, transformers, Trainer, run, sft_trainer, trainer_driver, loading, context
+    del peft, torch, run, sft_trainer, trainer_driver, loading, context
     del head, lora, mlp, rows, siblings
 
 
@@ -152,11 +154,11 @@ def import_what_compiling_needs() -> None:
     """What plans a compiled layer (virtual/compiled.py), once for every fork."""
     import networkx
     import torch._functorch.partitioners
-    import torch._inductor.compile_fx
     import torch._inductor.decomposition
 
     from trimtab.virtual import joint_graph
 
+    spared_imports.import_inductor()
     joint_graph.make_patterns()
     del networkx, torch
 
