@@ -10,11 +10,13 @@ import time
 from contextlib import nullcontext
 from typing import Any, Literal
 
+import torch
 from transformers import set_seed
 
 from trimtab.config import Config
 from trimtab.fast.apply import make_fast
 from trimtab.hardware.launcher import detect_launcher
+from trimtab.models.load import shapes_only
 from trimtab.models.tuned import load_tuned
 from trimtab.placement import PlacementPlan, own_stream, prepare_process, profile_model
 from trimtab.recipes.card import model_card
@@ -75,6 +77,8 @@ def _going_on(config: Config) -> Config:
 
 def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
     set_seed(config.seed)
+    if shapes_only():
+        torch.set_num_threads(1)  # the little that has values is computed sooner than a second thread has heard of it
     checkpoint = checkpoint_to_resume(config, run, say)
     start = Starting(config, plan, checkpoint)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
