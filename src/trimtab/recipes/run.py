@@ -78,7 +78,8 @@ def _going_on(config: Config) -> Config:
 def _run(recipe: Recipe, config: Config, plan: PlacementPlan, run: RunFolder, say: Say) -> dict[str, Any]:
     set_seed(config.seed)
     if shapes_only():
-        torch.set_num_threads(1)  # the little that has values is computed sooner than a second thread has heard of it
+        # The little that has values is computed sooner than a second thread has heard of it.
+        torch.set_num_threads(1)
     checkpoint = checkpoint_to_resume(config, run, say)
     start = Starting(config, plan, checkpoint)
     job = Job(config, plan, run, say, checkpoint, recipe.prepare(config, plan, say))
