@@ -148,6 +148,12 @@ class RehearsalObserver(Observer):
 
         shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())
 
+    def message(self, record: dict[str, Any]) -> None:
+        """Compare with the other end before it is sent or awaited."""
+        from trimtab.rehearse import agreement
+
+        shield.call("agreement of the ranks", agreement.message, self._process, record, places.here())
+
     def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
         """Remember who exchanges what: the checks that compare ranks ask."""
         from trimtab.rehearse import exchanges
