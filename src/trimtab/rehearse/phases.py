@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -66,6 +66,8 @@ class Phases(BaseCheck):
         self._stepped_before = False
         """Whether a step was made in this process, by an optimizer that may be gone."""
         self._local = threading.local()
+        self.ran: WeakSet[nn.Module] = WeakSet()
+        """The modules that the program itself has called."""
 
     def install(self) -> None:
         self._made = optimizers_made()
@@ -161,6 +163,7 @@ class Phases(BaseCheck):
         # A pass that a backward pass makes again (checkpointing) belongs to it.
         if depth or torch._C._current_graph_task_id() != -1:
             return
+        self.ran.add(module)
         if not self._deeds:
             self._begin(self._of_pass(module))
 
