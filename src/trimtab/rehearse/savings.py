@@ -241,7 +241,7 @@ class _Trials:
         self._took = max(trial.seconds, 1.0)
         before, after = (_fullest(one) for one in (self._result, trial))
         fits = not any(one.kind == "out-of-memory" for one in _flat(trial.findings))
-        if not fits and before - after < before // _LEAST:
+        if not fits and before - after <= before // _LEAST:
             return False
         self.how[change.words] = change.how
         self._finding.savings.append(
@@ -257,7 +257,12 @@ class _Trials:
 
 
 def _fullest(result: Result) -> int:
-    return max((need(told) for told in result.memory.values() if told["peak_bytes"]), default=0)
+    """What the fullest GPU needs; where tensors would fit in one piece and not as they come, with what lies between."""
+    lacks = (
+        one.lack for one in _flat(result.findings) if one.kind == "out-of-memory" and one.lack is not None
+    )
+    told = (need(told) for told in result.memory.values() if told["peak_bytes"])
+    return max((*told, *(lack.need_bytes for lack in lacks)), default=0)
 
 
 def _flat(findings: Iterable[Finding]) -> Iterable[Finding]:
