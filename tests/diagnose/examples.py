@@ -216,6 +216,7 @@ EXAMPLES: dict[str, str] = {
     "wrapper-attribute": "AttributeError: 'DistributedDataParallel' object has no attribute 'generate'",
     "dataparallel-unsupported": "ValueError: GRPOTrainer does not support nn.DataParallel.",
     "fsdp-needs-launcher": "ValueError: Using fsdp only works in distributed training.",
+    "dtensor-mixed-lists": "RuntimeError: aten._foreach_add_.List got mixed torch.Tensor and DTensor, need to convert",
     "dtensor-mixed": "RuntimeError: aten.mm.default: got mixed torch.Tensor and DTensor, need to convert all",
     "accelerator-already": "ValueError: AcceleratorState has already been initialized and cannot be"
     " changed, restart your"

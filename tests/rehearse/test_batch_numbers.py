@@ -34,6 +34,14 @@ def _halved(tmp_path: Path, source: str, *line: str) -> str | None:
         ),
         ("ids = torch.randint(0, 99, (16, 128))", "ids = torch.randint(0, 99, (8, 128))"),
         (
+            "ROWS = 16\nids = torch.randint(0, 99, (ROWS, 128))",
+            "ROWS = 8\nids = torch.randint(0, 99, (ROWS, 128))",
+        ),
+        (
+            "p.add_argument('--rows', default=16)\nids = torch.randint(0, 99, size=(a.rows, 128))",
+            "p.add_argument('--rows', default=8)\nids = torch.randint(0, 99, size=(a.rows, 128))",
+        ),
+        (
             "x, y = torch.randn(16, 3, 64, 64), torch.randint(0, 9, (16,))",
             "x, y = torch.randn(8, 3, 64, 64), torch.randint(0, 9, (8,))",
         ),
@@ -52,6 +60,8 @@ def test_each_is_found_and_the_rest_stays(tmp_path: Path, source: str, halved: s
         "batch_size = len(rows)",
         "w = torch.randn(16, 16)",
         "batch_size = 16.0",
+        "LENGTH = 16\nids = torch.randint(0, 99, (LENGTH,))",
+        "n = 16\nids = torch.randint(0, 99, (n, 128))",
         "def broken(:",
     ],
 )

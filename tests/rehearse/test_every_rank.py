@@ -137,3 +137,42 @@ def test_the_collectives_of_each_rank_are_told(rehearse_warm: Rehearse, tmp_path
     assert all(
         c["ranks"] == 2 and c["dtype"] == "float32" and c["bytes"] == 4 * c["elements"] for c in of_step
     )
+
+
+NORM_OF_A_SHARD = """
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    def norm(model):
+        return model[0].weight.detach().full_tensor().norm()
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            model(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if dist.get_rank() == 0:  # cause
+                print(step, norm(model).item())
+
+    if __name__ == "__main__":
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
+        if True:
+            train(fully_shard(model))
+"""
+
+
+def test_what_only_one_rank_gathers_is_no_module_that_another_skips(
+    rehearse_warm: Rehearse, tmp_path: Path
+) -> None:
+    """The other rank has gone on to its next pass: under no condition that the first is not under as well."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(NORM_OF_A_SHARD))
+    report = rehearse_warm(str(path), ranks=2, shapes_only=True, every_rank=True)
+    found = next(finding for finding in report["findings"] if finding["kind"] == "ranks-disagree")
+    assert found["cause"]["line"] in marked_lines(path, "cause"), report["text"]
+    assert "Every rank has to call it" in found["fix"]

@@ -87,6 +87,23 @@ def test_a_state_that_is_handed_over_by_its_name_is_resumed_too(rehearsed: Rehea
     assert "resume" in phases(report)
 
 
+def test_a_step_behind_a_resume_is_no_first_one(rehearsed: Rehearse) -> None:
+    """Its state was made before, by an optimizer that is gone; that of another one that begins anew is made by it."""
+    report = rehearsed(
+        """
+        step(64)
+        step(64)
+        torch.save(optimizer.state_dict(), "state.pt")
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.load_state_dict(torch.load("state.pt", map_location="cpu"))
+        step(4096)
+        """
+    )
+    found = phases(report)
+    assert list(found) == ["load", "first step", "steady step", "save", "resume"]
+    assert found["steady step"]["peak_bytes"] > found["first step"]["peak_bytes"] + 2 * WEIGHTS
+
+
 def test_the_record_of_a_device_is_whole(rehearsed: Rehearse, tmp_path: Path) -> None:
     report = rehearsed("step()\nstep(8192)  # peak\n")
     told = report["memory"]["cuda:0"]

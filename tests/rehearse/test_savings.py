@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,9 +166,10 @@ def _result(
         _result(50, fits=True, ended=False),
         _result(50, fits=True, kinds=("device-mismatch",)),
         _result(150, fits=False),
+        _result(149, fits=False),
         None,
     ],
-    ids=["fewer steps", "not ended", "another fault", "nothing saved", "refused"],
+    ids=["fewer steps", "not ended", "another fault", "nothing saved", "next to nothing saved", "refused"],
 )
 def test_what_was_not_seen_to_help_is_not_told(trial: Result | None) -> None:
     result = _result(150, fits=False)
@@ -183,6 +185,18 @@ def test_what_there_is_no_time_for_is_said() -> None:
     )
     assert result.findings[0].savings == []
     assert any("for want of time: a, b" in note for note in result.notes)
+
+
+def test_what_was_begun_and_not_ended_in_time_is_said() -> None:
+    def slow(change: Change, seconds: float) -> Result:
+        time.sleep(seconds)
+        return _result(50, fits=True, ended=False)
+
+    result = _result(150, fits=False)
+    result.seconds = 0.01
+    savings.try_savings(result, [Change("a")], slow, 0.1)
+    assert result.findings[0].savings == []
+    assert any("for want of time: a" in note for note in result.notes)
 
 
 def test_the_settings_of_a_config_are_what_is_changed(repository: Path) -> None:

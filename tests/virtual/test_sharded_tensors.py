@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 from trimtab.virtual import virtual_gpus
 from trimtab.virtual.tensor import is_virtual
@@ -69,6 +71,27 @@ def test_a_sharded_tensor_is_where_its_shard_is() -> None:
     assert again.device == torch.device("cuda", 1)
     with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
         whole + torch.ones(3, 2, device="cuda")
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_plain_tensor_that_stands_before_a_sharded_one() -> None:
+    """As on the CPU, where a plain tensor has no class of its own that could be asked first."""
+    whole = distribute_tensor(torch.ones(3, 2), init_device_mesh("cuda", (1,)), [Shard(0)])
+    factor, row = torch.tensor(2.0, device="cuda"), torch.ones(3, 2, device="cuda")
+    for made in (factor * whole, whole * factor, factor[None] * whole):
+        assert isinstance(made, DTensor)
+        assert made.full_tensor().tolist() == [[2.0, 2.0]] * 3
+    mixed: list[Callable[[], Any]] = [
+        lambda: row + whole,
+        lambda: torch.stack([row, whole]),
+        lambda: torch._foreach_add([row, whole], [row, whole]),
+        lambda: torch._foreach_add([*[row] * 8, *[whole] * 8], 1.0),  # more than are asked about at once
+    ]
+    for refused in mixed:
+        with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+            refused()
+    with implicit_replication():
+        assert (row + whole).full_tensor().tolist() == [[2.0, 2.0]] * 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("_group")

@@ -7,6 +7,7 @@ unequal numbers of steps by where the other rank stood: under the condition, beh
 from __future__ import annotations
 
 import ast
+import linecache
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -148,8 +149,9 @@ def around(file: str, line: int) -> list[Divides]:
 
 
 def conditions(file: str, line: int) -> list[ast.If]:
-    """The `if` statements of the same function around a line, innermost first."""
-    return [n for n in around(file, line) if isinstance(n, ast.If)]
+    """The `if` statements of the same function around a line, innermost first; `__name__` is the same everywhere."""
+    found = [n for n in around(file, line) if isinstance(n, ast.If)]
+    return [n for n in found if "__name__" not in source.names_in(n.test)]
 
 
 def rank_conditions_before(file: str, line: int) -> list[ast.If]:
@@ -194,7 +196,9 @@ def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, si
         fix = (
             f"Every rank has to call it, and only one to print or write: `{'`, `'.join(apart.splitlines())}`."
         )
-        return Said(cause, fix, [rewrite.lines_for(file, node, apart)])
+        # In the place of an `elif` the lines would stand behind the branches before it, and run in any case.
+        is_elif = linecache.getline(file, node.lineno).lstrip().startswith("elif")
+        return Said(cause, fix, [] if is_elif else [rewrite.lines_for(file, node, apart)])
     if (waiting := _others_wait(file, node)) is not None:
         return Said(cause, *waiting)
     if (code := _without_rank(node)) is not None:

@@ -134,6 +134,12 @@ stale-launcher: fsdp-needs-launcher
   text Using fsdp only works in distributed training
   why  fsdp is set, but the script was started as one plain process
   fix  torchrun --nproc_per_node=N train.py
+placement-conflict: dtensor-mixed-lists
+  text aten\._(?:foreach|fused)_\w+\.\w+:? got mixed torch\.Tensor and DTensor
+  why  an optimizer or clipping takes all parameters in one list, and some of them (norms, biases that no plan names)
+       are plain tensors beside DTensors
+  fix  make them DTensors too (SequenceParallel() for the norms in the plan, or distribute_tensor(p, mesh,
+       [Replicate()])), or give the plain ones an optimizer group of their own, or foreach=False
 placement-conflict: dtensor-mixed
   text got mixed torch\.Tensor and DTensor
   why  part of the model is sharded (DTensor), and a plain tensor meets it

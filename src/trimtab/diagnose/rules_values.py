@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from trimtab.diagnose import holders, mends_graph, rewrite, scope, source
+from trimtab.diagnose import full_of, holders, mends_graph, rewrite, scope, source
 from trimtab.diagnose.finding import Edit, Place, device_of
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
@@ -168,7 +168,11 @@ def no_room(scene: Scene) -> Verdict | None:
         return Verdict(cause, fix, edits=edits)
     if (verdict := _kept_by_a_handler()) is not None:
         return verdict
-    full = device_of(scene.fault.message)
+    full, machine = device_of(scene.fault.message), state.machine()
+    used = machine.devices[int(full.removeprefix("cuda:"))].allocated if machine is not None else 0
+    told = full_of.gathered_by_trainer(scene, full, used) or full_of.waiting_for_backward(scene)
+    if told is not None:
+        return told
     held: dict[Origin, int] = defaultdict(int)
     seen: set[int] = set()
     for tensor in (t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)):
@@ -183,8 +187,6 @@ def no_room(scene: Scene) -> Verdict | None:
         return None
     line, most = max(held.items(), key=lambda pair: pair[1])
     # Of some tensors no line is known (what was read from a file): they are held as well.
-    machine = state.machine()
-    used = machine.devices[int(full.removeprefix("cuda:"))].allocated if machine is not None else 0
     share = most / max(used, sum(held.values()))
     if share < 0.5:
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import disagreements, places, sharded_weights, skipped_modules
+from trimtab.rehearse import between_two, disagreements, places, sharded_weights, skipped_modules
 from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.skipped_modules import Ran
 
@@ -28,6 +28,10 @@ class RanksDisagree(RuntimeError):
     """Raised in a rank that would wait for ever."""
 
     _trimtab_recorded = True
+
+
+_Pair = tuple[str, int, int, int]
+"""The group, who sends, who receives, and the tag where it counts."""
 
 
 @dataclass
@@ -50,6 +54,8 @@ class _World:
     """The modules that have run here, by step."""
     members: dict[str, list[int]] = field(default_factory=dict)
     """The ranks of groups of some."""
+    messages: dict[_Pair, int] = field(default_factory=lambda: defaultdict(int))
+    """How many were sent, or awaited, between two ranks of a group."""
     file: int = -1
     """What this rank writes to; open, for a sharded step enters thousands of collectives."""
 
@@ -63,6 +69,7 @@ class _Peer:
     calls: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     last: dict[str, Any] | None = None
     ran: dict[int, Ran] = field(default_factory=dict)
+    messages: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
     def read(self) -> None:
         if not self.path.exists():
@@ -78,6 +85,8 @@ class _Peer:
                     self.calls[record["group"], record["n"]] = record
                     self.last = record
                     self.ran.setdefault(record["step"], {}).update(record["modules"])
+                elif "message" in record:
+                    self.messages[*record["key"], record["n"], record["message"]] = record
 
 
 _DEEPEST = 24
@@ -149,7 +158,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "op": record["op"],
         **{
             name: record.get(name)
-            for name in ("numel", "dtype", "root", "gpu", "shape", "gives", "bytes", "size")
+            for name in ("numel", "dtype", "root", "gpu", "shape", "gives", "bytes", "size", "parts")
         },
         "members": [] if alone else _members(world, group, record.get("size")),
         "born": list(record["born"][:2]) if record.get("born") else None,
@@ -177,13 +186,21 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             process.recorder.write(t="failed")
             ran_there = peer.ran.get(step, {}) if theirs["step"] == step else None
             quiet = {number for number, side in ((world.rank, mine), (rank, theirs)) if side["quiet"]}
+            stands = {
+                number: [(file, line) for file, line in side["way"]]
+                for number, side in ((world.rank, mine), (rank, theirs))
+            }
             skipped = (
-                skipped_modules.parting(*_by_rank((world.rank, world.ran[step]), (rank, ran_there)), quiet)
+                skipped_modules.parting(
+                    *_by_rank((world.rank, world.ran[step]), (rank, ran_there)), quiet, stands
+                )
                 if ran_there is not None
                 else None
             )
             process.report(disagreements.disagreement(world.rank, mine, rank, theirs, skipped))
             raise RanksDisagree(f"ranks {world.rank} and {rank} disagree on a collective")
+        if theirs is not None and mine["parts"] and theirs["parts"] and _sizes_known():
+            _stop_if(process, between_two.unlike_parts(world.rank, mine, rank, theirs), rank)
         if theirs is not None and not world.mixed_up:
             mixed = disagreements.mixed_up(world.rank, mine, rank, theirs)
             mixed = mixed or disagreements.mixed_weights(world.rank, mine, rank, theirs)
@@ -192,6 +209,53 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
             if mixed is not None and not any(record["t"] == "mixed" for record in process.others_records()):
                 process.recorder.write(t="mixed")
                 process.report(mixed)
+
+
+def message(process: Process, record: dict[str, Any], place: Place | None) -> None:
+    """Write down a message that is about to be sent or awaited, and compare it with its other end."""
+    world = _world
+    if world is None or not world.peers:
+        return
+    group, sends = str(record["group"]), record["op"] == "send"
+    members = _members(world, group, record["size"]) or list(range(world.size))
+    ends = (record["rank"], record["peer"]) if sends else (record["peer"], record["rank"])
+    pair = (group, *ends, record["tag"])
+    number = world.messages[pair] = world.messages[pair] + 1
+    mine = {
+        "message": record["op"],
+        "key": pair,
+        "n": number,
+        "pair": [members[end] for end in ends],
+        **{name: record[name] for name in ("numel", "dtype", "bytes")},
+        "born": list(record["born"][:2]) if record["born"] else None,
+        "place": asdict(place) if place else None,
+    }
+    _write(mine)
+    other = members[record["peer"]]
+    peer = world.peers.get(other)
+    if peer is None or not _sizes_known():
+        return
+    peer.read()
+    theirs = peer.messages.get((*pair, number, "recv" if sends else "send"))
+    if theirs is not None:
+        _stop_if(process, between_two.unlike_message(*((mine, theirs) if sends else (theirs, mine))), other)
+
+
+def _stop_if(process: Process, found: Finding | None, other: int) -> None:
+    """Tell what parts two ranks, and stop this one."""
+    if found is None or _world is None:
+        return
+    process.recorder.write(t="failed")
+    process.report(found)
+    raise RanksDisagree(f"ranks {_world.rank} and {other} disagree on what they hand each other")
+
+
+def _sizes_known() -> bool:
+    """Whether sizes are the program's own: of shapes alone, one that was asked for a value goes on with a stand-in."""
+    from trimtab.virtual import state
+
+    machine = state.machine()
+    return machine is None or not any(asked.how in ("decision", "shape") for asked in machine.asked)
 
 
 def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tuple[bool, Finding | None]:

@@ -45,10 +45,12 @@ class _Number:
 
 def fewer_rows(words: list[str], files: Iterable[str], divisor: int) -> Fewer | None:
     """The program with every number of rows divided, rounded down to whole rows; None where it names none."""
-    found = Fewer(list(words))
-    _on_the_line(found, divisor)
+    found, files = Fewer(list(words)), list(files)
+    trees = [_parsed(Path(file).read_bytes()) for file in files]
+    drawn = {name for tree in trees if tree is not None for name in _drawn_by(tree)}
+    _on_the_line(found, divisor, drawn)
     for file in files:
-        _in_source(found, file, divisor)
+        _in_source(found, file, divisor, drawn)
     return found if found.changes else None
 
 
@@ -66,12 +68,12 @@ def program_files(words: list[str], *others: str) -> list[str]:
     return list(found)
 
 
-def _on_the_line(found: Fewer, divisor: int) -> None:
+def _on_the_line(found: Fewer, divisor: int, drawn: set[str]) -> None:
     """`--batch-size 16`, `--batch_size=16`, `training.batch_size=16`."""
     script = next((at for at, word in enumerate(found.words) if word.endswith(".py")), -1)
     for at in range(script + 1, len(found.words)):
         option = _OPTION.fullmatch(found.words[at])
-        if option is None or not _tells_rows(option["name"].replace("-", "_").rpartition(".")[2]):
+        if option is None or not _tells_rows(option["name"].replace("-", "_").rpartition(".")[2], drawn):
             continue
         after = found.words[at + 1] if at + 1 < len(found.words) else ""
         given = option["number"] or (after if after.isdecimal() else "")
@@ -84,13 +86,13 @@ def _on_the_line(found: Fewer, divisor: int) -> None:
         found.changes.append(f"--{option['name']} {fewer} for {given}")
 
 
-def _in_source(found: Fewer, file: str, divisor: int) -> None:
+def _in_source(found: Fewer, file: str, divisor: int, drawn: set[str]) -> None:
     source = Path(file).read_bytes()
     tree = _parsed(source)
     if tree is None:
         return
     lines = source.splitlines(keepends=True)
-    numbers = {(one.node.lineno, one.node.col_offset): one for one in _numbers(tree)}
+    numbers = {(one.node.lineno, one.node.col_offset): one for one in _numbers(tree, drawn)}
     # From the end on: what stands before stays where it is.
     told = []
     for (line, column), number in sorted(numbers.items(), reverse=True):
@@ -109,15 +111,27 @@ def _divided(rows: int, divisor: int) -> int | None:
     return rows // divisor if rows >= divisor else None
 
 
-def _tells_rows(name: str) -> bool:
-    return name == _LONE or _NAME.fullmatch(name) is not None
+def _tells_rows(name: str, drawn: set[str]) -> bool:
+    return name == _LONE or name in drawn or _NAME.fullmatch(name) is not None
 
 
-def _numbers(tree: ast.Module) -> Iterator[_Number]:
+def _drawn_by(tree: ast.Module) -> Iterator[str]:
+    """The names by which rows of tokens are drawn, `randint(0, words, (args.rows, length))`; a letter is any number."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or _called(call) != _DRAWN:
+            continue
+        size = _size(call)
+        if isinstance(size, ast.Tuple | ast.List) and len(size.elts) > 1:
+            first = size.elts[0]
+            name = first.attr if isinstance(first, ast.Attribute) else getattr(first, "id", "")
+            yield from [name] if len(name) > 1 else []
+
+
+def _numbers(tree: ast.Module, names: set[str]) -> Iterator[_Number]:
     """Whole numbers that a name, a keyword, an option or a key calls so; then the first sizes of what is drawn."""
     for node in ast.walk(tree):
         for name, value in _named(node):
-            if _tells_rows(name) and isinstance(value, ast.Constant) and type(value.value) is int:
+            if _tells_rows(name, names) and isinstance(value, ast.Constant) and type(value.value) is int:
                 yield _Number(value, name)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     drawn = [one for call in calls if _called(call) == _DRAWN and (one := _first_size(call)) is not None]
@@ -176,10 +190,7 @@ def _called(call: ast.Call) -> str:
 
 def _first_size(call: ast.Call) -> _Number | None:
     """The number of rows in the size that a factory is called with."""
-    size = next((one.value for one in call.keywords if one.arg == "size"), None)
-    if size is None:
-        tuples = [one for one in call.args if isinstance(one, ast.Tuple | ast.List)]
-        size = tuples[0] if tuples else None
+    size = _size(call)
     first: ast.expr | None
     if isinstance(size, ast.Tuple | ast.List):
         first = size.elts[0] if size.elts else None
@@ -189,6 +200,13 @@ def _first_size(call: ast.Call) -> _Number | None:
     if isinstance(first, ast.Constant) and type(first.value) is int:
         return _Number(first, f"{_called(call)}'s rows")
     return None
+
+
+def _size(call: ast.Call) -> ast.expr | None:
+    """The size that a factory is called with, where it is one argument."""
+    size = next((one.value for one in call.keywords if one.arg == "size"), None)
+    tuples = [one for one in call.args if isinstance(one, ast.Tuple | ast.List)]
+    return size if size is not None else tuples[0] if tuples else None
 
 
 def _imported(path: Path) -> Iterator[str]:

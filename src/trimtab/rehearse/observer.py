@@ -48,6 +48,7 @@ class RehearsalObserver(Observer):
         finding = self._known.get(key)
         if finding is None:
             found = self._found(fault)
+            places.forget_all()
             if found is None:
                 return
             finding = self._known[key] = found
@@ -77,6 +78,10 @@ class RehearsalObserver(Observer):
                 finding, frees = shield.call(
                     "ReadStates", self._process.read.beside, *named, otherwise=(finding, 0)
                 )
+                if not frees and self._process.idle is not None:
+                    finding, frees = shield.call(
+                        "IdleModels", self._process.idle.beside, *named, otherwise=(finding, 0)
+                    )
             if not frees and not self._process.ran_a_module and _of_a_module():
                 finding.fix = shortage.WHILE_LOADING
             of_cause = finding.fix not in ("", known_fix(fault.message))
@@ -89,9 +94,11 @@ class RehearsalObserver(Observer):
             return False
         handler = shield.call("diagnosis", awaited.full_device, sys._getframe(1), otherwise=None)
         if handler is None or self._process.full.is_no_way_on(handler):
+            places.forget_all()
             return False
         if device_of(fault.message) not in self._full:  # else the program had ended before, on hardware
             self._process.full.met(fault, handler, self._found)
+        places.forget_all()
         return True
 
     def _echoed(self, finding: Finding) -> Finding:
@@ -147,6 +154,12 @@ class RehearsalObserver(Observer):
         from trimtab.rehearse import agreement
 
         shield.call("agreement of the ranks", agreement.enter, self._process, record, places.here())
+
+    def message(self, record: dict[str, Any]) -> None:
+        """Compare with the other end before it is sent or awaited."""
+        from trimtab.rehearse import agreement
+
+        shield.call("agreement of the ranks", agreement.message, self._process, record, places.here())
 
     def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
         """Remember who exchanges what: the checks that compare ranks ask."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -63,7 +63,11 @@ class Phases(BaseCheck):
         self._between = True
         """Whether no step is under way: none has begun, or an optimizer has made its own."""
         self._steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._stepped_before = False
+        """Whether a step was made in this process, by an optimizer that may be gone."""
         self._local = threading.local()
+        self.ran: WeakSet[nn.Module] = WeakSet()
+        """The modules that the program itself has called."""
 
     def install(self) -> None:
         self._made = optimizers_made()
@@ -134,7 +138,11 @@ class Phases(BaseCheck):
         if not isinstance(kept, Mapping) or not kept.get("state"):
             return real(optimizer, *args, **kwargs)
         with self._within("resume"):
-            return real(optimizer, *args, **kwargs)
+            result = real(optimizer, *args, **kwargs)
+        # Its state is there: the step that makes one has been made, by the optimizer whose state it was.
+        if self._stepped_before:
+            self._steps.setdefault(optimizer, 2)
+        return result
 
     def _one_step(self, real: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """A step of an optimizer that makes its passes itself, without gradients."""
@@ -155,6 +163,7 @@ class Phases(BaseCheck):
         # A pass that a backward pass makes again (checkpointing) belongs to it.
         if depth or torch._C._current_graph_task_id() != -1:
             return
+        self.ran.add(module)
         if not self._deeds:
             self._begin(self._of_pass(module))
 
@@ -182,7 +191,7 @@ class Phases(BaseCheck):
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        self._between = True
+        self._between, self._stepped_before = True, True
 
 
 def _listening(module: str, calls: list[tuple[str, str, Callable[..., Any]]]) -> imports.Setting:

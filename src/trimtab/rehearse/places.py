@@ -5,6 +5,7 @@ What a line says is for `diagnose.source` to read, and whether it is the user's 
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,23 @@ def frames() -> Iterator[FrameType]:
     while frame is not None:
         if source.is_user_file(frame.f_code.co_filename):
             yield frame
+        frame = frame.f_back
+
+
+def forget(frame: FrameType) -> None:
+    """Before 3.13 a frame keeps the dict that was asked of it, with every graph in it: empty it if it is ours alone."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        values = frame.f_locals
+        # The frame, this name, and the argument of the call.
+        if sys.getrefcount(values) == 3:
+            values.clear()
+
+
+def forget_all() -> None:
+    """The same for every frame on this thread's stack: who has looked at them would keep what the program lets go."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        forget(frame)
         frame = frame.f_back
 
 

@@ -27,6 +27,7 @@ from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, s
 if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
     from trimtab.rehearse.full import FullGpus
+    from trimtab.rehearse.idle_models import IdleModels
     from trimtab.rehearse.read_states import ReadStates
     from trimtab.virtual.state import Machine
 
@@ -62,6 +63,8 @@ class Process:
         """Who follows what the program makes of a full GPU."""
         self.read: ReadStates | None = None
         """Who knows what was read from files to a GPU."""
+        self.idle: IdleModels | None = None
+        """Who knows which models have run."""
         self.executed: set[str] | None = None
         """The files whose code has run here, where all of them are known."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -225,6 +228,7 @@ def _attach(process: Process, machine: Machine) -> None:
         workers,
     )
     from trimtab.rehearse.full import FullGpus
+    from trimtab.rehearse.idle_models import IdleModels
     from trimtab.rehearse.layers import Layers
     from trimtab.rehearse.phases import Phases
     from trimtab.rehearse.read_states import ReadStates
@@ -259,7 +263,15 @@ def _attach(process: Process, machine: Machine) -> None:
     phases = Phases(process)
     process.full = FullGpus(process, phases)
     process.read = ReadStates(process)
-    process.checks = [phases, process.full, process.read, Layers(process), *checks.all_checks(process)]
+    process.idle = IdleModels(process, phases)
+    process.checks = [
+        phases,
+        process.full,
+        process.read,
+        process.idle,
+        Layers(process),
+        *checks.all_checks(process),
+    ]
     for check in process.checks:
         shield.install(check)
 

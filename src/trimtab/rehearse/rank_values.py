@@ -4,9 +4,7 @@ collective, so that two ranks can be compared when they part (see `diagnose.answ
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
-import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -29,17 +27,8 @@ def now() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for frame in itertools.islice(places.frames(), _DEEPEST):
         found += _of(frame)
-        _forget(frame)
+        places.forget(frame)
     return found
-
-
-def _forget(frame: FrameType) -> None:
-    """Before 3.13 a frame keeps the dict that was asked of it, with every graph in it: empty it if it is ours alone."""
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        values = frame.f_locals
-        # The frame, this name, and the argument of the call.
-        if sys.getrefcount(values) == 3:
-            values.clear()
 
 
 def _of(frame: FrameType) -> Iterator[dict[str, Any]]:

@@ -53,7 +53,7 @@ _LAST = 5
 
 def _collectives(result: Result, paint: Paint) -> list[str]:
     """Where ranks disagree: the last collectives of each, side by side with what it gave."""
-    if len(result.collectives) < 2:
+    if len(result.collectives) < 2 or not any(rank.calls for rank in result.collectives):
         return []
     lines = [paint(_BOLD, "the last collectives of each rank")]
     for rank in result.collectives:

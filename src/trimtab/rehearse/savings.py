@@ -31,6 +31,9 @@ from trimtab.rehearse.verdict import Result
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 """NAME=VALUE before what is run."""
 
+_LEAST = 100
+"""A change that saves less than this part of what is needed is not told: layers that were checkpointed before."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -178,7 +181,7 @@ def try_savings(
         finding.fix = f"{first.change} ({how}): so rehearsed, it fits"
     if trials.left_out:
         result.notes.append(
-            f"not rehearsed, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"
+            f"not rehearsed to their end, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"
         )
 
 
@@ -230,12 +233,15 @@ class _Trials:
             return False
         self._tell(f"rehearsing what would save memory: {change.words} …")
         trial = self._again(change, left)
+        if trial is not None and not trial.ended and time.monotonic() >= self._until:
+            self.left_out.append(change.words)  # it was begun, and its time was out
+            return False
         if trial is None or not self._comparable(trial):
             return False
         self._took = max(trial.seconds, 1.0)
         before, after = (_fullest(one) for one in (self._result, trial))
         fits = not any(one.kind == "out-of-memory" for one in _flat(trial.findings))
-        if not fits and after >= before:
+        if not fits and before - after <= before // _LEAST:
             return False
         self.how[change.words] = change.how
         self._finding.savings.append(
@@ -251,7 +257,12 @@ class _Trials:
 
 
 def _fullest(result: Result) -> int:
-    return max((need(told) for told in result.memory.values() if told["peak_bytes"]), default=0)
+    """What the fullest GPU needs; where tensors would fit in one piece and not as they come, with what lies between."""
+    lacks = (
+        one.lack for one in _flat(result.findings) if one.kind == "out-of-memory" and one.lack is not None
+    )
+    told = (need(told) for told in result.memory.values() if told["peak_bytes"])
+    return max((*told, *(lack.need_bytes for lack in lacks)), default=0)
 
 
 def _flat(findings: Iterable[Finding]) -> Iterable[Finding]:

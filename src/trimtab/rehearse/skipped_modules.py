@@ -5,11 +5,11 @@ condition under which that stands. Reads records and source only.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from trimtab.diagnose import branches, source
-from trimtab.diagnose.branches import Said
+from trimtab.diagnose.branches import Said, Way
 
 Ran = dict[str, list[Any]]
 """The names of modules that have run, each with the lines that led to its call, innermost first."""
@@ -23,23 +23,32 @@ class Skipped(NamedTuple):
     """Whether its call stands under a condition; if not, the other rank may only not have come so far."""
 
 
-def parting(low: int, first: Ran, high: int, second: Ran, quiet: Collection[int] = ()) -> Skipped | None:
+def parting(
+    low: int,
+    first: Ran,
+    high: int,
+    second: Ran,
+    quiet: Collection[int] = (),
+    stands: Mapping[int, Way] | None = None,
+) -> Skipped | None:
     """What to say of two ranks of which one alone has run a module, by what each has run in the step.
 
-    `quiet`: the ranks that run without gradients.
+    `quiet`: the ranks that run without gradients. `stands`: the lines that led each rank to where it is now; a
+    condition that it is itself under parts it from nobody.
     """
+    stands = stands or {}
     sides = [(low, high, _topmost(first, second)), (high, low, _topmost(second, first))]
     found = [(who, other, name, at) for who, other, only in sides for name, at in only.items() if at]
     if not found:
         return None
     # Where each has run what the other has not, one of them has merely not come so far: what is called in any case.
-    may_skip = [one for one in found if _condition(one[3]) is not None]
+    may_skip = [one for one in found if _condition(one[3], stands.get(one[1], [])) is not None]
     if len({one[0] for one in found}) > 1 and not may_skip:
         return None
     who, other, name, way = (may_skip or found)[0]
     calls = f"`{name}` has run on rank {who} and not on rank {other}"
     file, line = way[0]
-    if (condition := _condition(way)) is not None:
+    if (condition := _condition(way, stands.get(other, []))) is not None:
         at = f"{os.path.basename(file)}:{line}"
         cause = source.cause(*condition, f"{calls}: it is called at {at}, under this condition")
     else:
@@ -69,9 +78,13 @@ def _topmost(ran: Ran, other: Ran) -> Ran:
     }
 
 
-def _condition(way: list[Any]) -> tuple[str, int] | None:
-    """The line of the innermost condition under which a call stands, or the call of the function that makes it."""
+def _condition(way: list[Any], stands: Way) -> tuple[str, int] | None:
+    """The line of the innermost condition under which a call stands, or the call of the function that makes it, and the
+    other rank does not."""
     for file, line in way:
+        function = branches.function_around(file, line)
+        beside = [n for f, n in stands if f == file and branches.function_around(f, n) is function]
         for node in branches.conditions(file, line):
-            return file, node.lineno
+            if not any(branches.side(node, other) == branches.side(node, line) for other in beside):
+                return file, node.lineno
     return None

@@ -89,5 +89,15 @@ def _record(plan: Plan, named: dict[str, Any]) -> dict[str, Any]:
     name = _name(plan).removesuffix("_").removesuffix("_out")
     unequal = name in ("all_to_all_single", "batch_p2p_ops", "isend", "irecv")
     return ranks.record(name, _group(named), ranks.tensors(next(iter(named.values()))), unequal) | {
-        "root": named.get("src") if name == "broadcast" else None
+        "root": named.get("src") if name == "broadcast" else None,
+        "parts": _parts(named) if name == "all_to_all_single" else None,
     }
+
+
+def _parts(named: dict[str, Any]) -> dict[str, list[int]]:
+    """What a rank gives each of the others, and what it expects of each, in elements."""
+    given, size = named["input"], _group(named).size()
+    wide = given.numel() // given.shape[0] if given.dim() and given.shape[0] else 0
+    gives = ranks.split(given, named["input_split_sizes"], size)
+    rows = named["output_split_sizes"]
+    return {"gives": gives, "takes": [int(n) * wide for n in rows] if rows else gives}

@@ -90,5 +90,8 @@ class Observer:
     def collective(self, record: dict[str, Any]) -> None:
         """Told of each collective call between ranks."""
 
+    def message(self, record: dict[str, Any]) -> None:
+        """Told of each send, and of each receive from a rank by its number."""
+
     def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
         """Told of every exchange between ranks, sends and receives too; `whole` when all ranks take part."""

@@ -39,6 +39,8 @@ _NAMES = {
 }
 _MESSAGES = met_ranks.SENDS | met_ranks.RECEIVES
 _POINT_TO_POINT = _MESSAGES | {"monitored_barrier_"}
+_PAIRED = frozenset(("send", "recv_"))
+"""Messages of which both ends are known: who takes from anybody names nobody."""
 # What a rank gives, by the names of the schemas: an output list says nothing that the ranks must agree on.
 _GIVEN = ("input_tensors", "input_list", "input_tensor", "input", "inputs", "tensors", "tensor")
 # NCCL counts elements here and looks at no shape; gloo compares shapes.
@@ -62,6 +64,8 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             machine.observer.exchange(_NAMES.get(name, name), tensors(list(named.values())), whole)
             if name not in _POINT_TO_POINT:
                 machine.observer.collective(_record(name, named))
+            elif name in _PAIRED:
+                machine.observer.message(_message(name, named))
         if machine.stands_for_all:
             return lone_rank.collective(func, name, named, _group(named))
         if machine.shapes and _without_values(name, func, named):
@@ -148,7 +152,39 @@ def _record(name: str, named: dict[str, Any]) -> dict[str, Any]:
         **record(_NAMES.get(name, name), group, given, name in _UNEQUAL),
         "gpu": _gpu(name, named, given) if _gpu_only(group) else None,
         "root": named.get("root_rank") if name in ("broadcast_", "reduce_", "gather_", "scatter_") else None,
+        "parts": _parts(name, named, group.size()),
     }
+
+
+def _message(name: str, named: dict[str, Any]) -> dict[str, Any]:
+    """What both ends of a message have to agree on. NCCL knows no tags: it goes by the order."""
+    group, sends = _group(named), name in met_ranks.SENDS
+    peer = named["dst"] if sends else named["src"]
+    return {
+        **record("send" if sends else "recv", group, named["tensors"], unequal=False),
+        "peer": peer,
+        "tag": 0 if _gpu_only(group) else named.get("tag", 0),
+    }
+
+
+def _parts(name: str, named: dict[str, Any], size: int) -> dict[str, Any] | None:
+    """What a rank gives each of the others in an exchange of all with all, and what it expects of each, in elements."""
+    if name == "alltoall_base_":
+        whole = {"gives": (named["input"], named["input_split_sizes"])}
+        whole["takes"] = (named["output"], named["output_split_sizes"])
+        return {key: split(tensor, rows, size) for key, (tensor, rows) in whole.items()}
+    if name == "alltoall_":
+        lists = {"gives": named["input_tensors"], "takes": named["output_tensors"]}
+        return {key: [tensor.numel() for tensor in given] for key, given in lists.items()}
+    return None
+
+
+def split(tensor: torch.Tensor, rows: list[int] | None, size: int) -> list[int]:
+    """The elements of each part of a tensor: of so many rows, or of equal size."""
+    if not rows:
+        return [tensor.numel() // size] * size
+    wide = tensor.numel() // tensor.shape[0] if tensor.dim() and tensor.shape[0] else 0
+    return [int(count) * wide for count in rows]
 
 
 def record(op: str, group: Any, given: list[torch.Tensor], unequal: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trimtab.virtual import held_modes, state
 from trimtab.virtual.storage import ShellStorage, label_storage
@@ -38,6 +38,13 @@ _ALIKE = frozenset(
 _LISTS = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad_")
 _PIECE = 8
 """How many tensors of such lists DTensor is asked about at once: its time grows with the square of their number."""
+
+_MIXED = (
+    "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed "
+    "operators! Please see https://docs.pytorch.org/docs/main/distributed.tensor.html"
+    "#mixed-tensor-and-dtensor-operations for more details."
+)
+"""What torch says of them."""
 
 # dispatch.py, which stands above, puts here what switches its modes on.
 _modes: Callable[[], AbstractContextManager[object]]
@@ -145,6 +152,8 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     if held_modes.sees_no_classes():
         with held_modes.past_dispatch():
             return func(*args, **kwargs)
+    if not _get_current_dispatch_mode_stack() and (mixed := _mixed(func, args, kwargs)) is not None:
+        return _replicated(func, mixed, args, kwargs)
     whole: Any = args[0] if args else None
     if whole.__class__ is list and len(whole) > _PIECE and _in_pieces(func):
         return _piece_by_piece(work, func, args, kwargs)
@@ -159,6 +168,38 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
     return whole.from_local(
         shard, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
+
+
+def _mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A DTensor among the arguments, behind a tensor that is none, or in one list with such; else None.
+
+    On hardware a plain tensor has no class of its own: C++ would never ask it before the DTensor, as it does here.
+    """
+    kinds = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in VIRTUAL or type(leaf) in SHARDED]
+    if not kinds or not (type(kinds[0]) in VIRTUAL or _in_pieces(func)):
+        return None
+    plain = any(type(leaf) in VIRTUAL for leaf in kinds)
+    return next((leaf for leaf in kinds if type(leaf) in SHARDED), None) if plain else None
+
+
+def _replicated(func: Any, beside: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation on a DTensor and other tensors, as torch takes it: by a handler of its own (loss_parallel); a single
+    number is the same on every rank, and so is anything under `implicit_replication`; all else is refused."""
+    from torch.distributed.tensor import Replicate
+
+    dispatcher, mesh = type(beside)._op_dispatcher, beside.device_mesh
+    if (handler := dispatcher._custom_op_handlers.get(func)) is not None:
+        return handler(func, args, kwargs)
+
+    def whole(value: Any) -> Any:
+        if type(value) not in VIRTUAL:
+            return value
+        if value.numel() != 1 and not dispatcher._allow_implicit_replication:
+            raise RuntimeError(f"{func} {_MIXED}")
+        return beside.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+    positional, named = tree_map(whole, (args, kwargs))
+    return func(*positional, **named)
 
 
 @cache

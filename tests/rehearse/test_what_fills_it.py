@@ -1,0 +1,167 @@
+"""What fills a GPU that is too small, where it is neither the batch nor the model that is trained; and that looking for
+it holds nothing back."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from marks import marked_lines
+
+Rehearse = Callable[..., dict[str, Any]]
+GIB = 1 << 30
+
+BESIDE = """
+    import copy
+    import torch
+    from torch import nn
+
+    def run(second):
+        model = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(8)]).cuda()
+        other = second(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            rows = torch.randn(64, 4096, device="cuda")
+            goal = other(rows).detach() if RUNS else 0
+            (model(rows) - goal).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run(lambda model: copy.deepcopy(model).WHERE.requires_grad_(False))  # cause
+"""
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_copy_that_nothing_runs_is_named(rehearse_warm: Rehearse, tmp_path: Path, runs: bool) -> None:
+    """Four times the weights (512 MiB) are needed and there is room for three; a teacher that runs is no such copy."""
+    path = _written(tmp_path, BESIDE.replace("RUNS", str(runs)).replace("WHERE", "cuda()"))
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=2 * GIB)
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    named = found["cause"] is not None and "no optimizer trains them" in found["cause"]["why"]
+    assert named is not runs, report["text"]
+    if named:
+        assert found["cause"]["line"] in marked_lines(path, "cause")
+        assert "512 MiB of weights" in found["cause"]["why"]
+        assert "Keep them on the host" in found["fix"]
+
+
+def test_a_copy_on_the_host_takes_nothing(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    path = _written(tmp_path, BESIDE.replace("RUNS", "False").replace("WHERE", "cpu()"))
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=2 * GIB)
+    assert report["verdict"] == "clean", report["text"]
+
+
+GATHERED = """
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        GATHER
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+WAYS = {
+    "a list": (
+        "losses = []",
+        "for _ in range(8):",
+        "    losses.append(model(torch.randn(8192, 4096, device='cuda')).square().mean())  # cause",
+        "torch.stack(losses).mean().backward()",
+    ),
+    "a sum": (
+        "total = 0",
+        "for _ in range(8):",
+        "    loss = model(torch.randn(8192, 4096, device='cuda')).square().mean()",
+        "    total = total + loss  # cause",
+        "total.backward()",
+    ),
+    "one by one": (
+        "for _ in range(8):",
+        "    loss = model(torch.randn(65536, 4096, device='cuda')).square().mean()",
+        "    loss.backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS])
+def test_passes_that_wait_for_one_backward(rehearse_warm: Rehearse, tmp_path: Path, way: str) -> None:
+    path = _written(tmp_path, GATHERED.replace("GATHER", "\n        ".join(WAYS[way])))
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=3 * GIB)
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    waits = found["cause"] is not None and "before the loop ends" in found["cause"]["why"]
+    assert waits is (way != "one by one"), report["text"]
+    if waits:
+        assert found["cause"]["line"] in marked_lines(path, "cause")
+        assert "send each loss backward" in found["fix"]
+
+
+IN_A_FUNCTION = """
+    import torch
+    from torch import nn
+
+    def train():
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            rows = torch.randn(65536, 1024, device="cuda")
+            out = model(rows)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del rows, out
+
+    train()
+"""
+
+
+def test_who_looks_at_a_full_gpu_holds_nothing_back(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    """Before Python 3.13 a frame that was looked at keeps what its names held, and the need would be told too high."""
+    path = _written(tmp_path, IN_A_FUNCTION)
+    small, large = (
+        rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=size) for size in (2 * GIB, 80 * GIB)
+    )
+    assert (small["verdict"], large["verdict"]) == ("fault", "clean"), small["text"]
+    peaks = [report["memory"]["cuda:0"]["peak_bytes"] for report in (small, large)]
+    assert peaks[0] == peaks[1]
+
+
+EVALUATED = """
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            ids = torch.arange(64)
+            return {"input_ids": ids, "labels": ids}
+
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+                                         num_attention_heads=2))
+    arguments = TrainingArguments("out", per_device_eval_batch_size=4, report_to=[])
+    trainer = Trainer(model, arguments, eval_dataset=Rows(), compute_metrics=lambda told: {})
+    trainer.evaluate()  # where
+"""
+
+
+def test_predictions_that_a_trainer_gathers(rehearse_warmer: Rehearse, tmp_path: Path) -> None:
+    path = _written(tmp_path, EVALUATED)
+    report = rehearse_warmer(str(path), gpus=1, shapes_only=True, memory_bytes=GIB)
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    assert found["where"]["line"] in marked_lines(path, "where"), report["text"]
+    assert "keeps the predictions of every batch" in found["cause"]["why"], report["text"]
+    assert "eval_accumulation_steps" in found["fix"]
+    assert "preprocess_logits_for_metrics" in found["fix"]
