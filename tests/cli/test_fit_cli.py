@@ -175,6 +175,7 @@ def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) 
     [
         ((), "without --gpu"),
         (("--gpu", "H2000"), "not known here"),
+        (("--gpu", "H200,H2000"), "'H2000': not known here"),
         (("--gpu", "MPS-5GB"), "not a size"),
         (("--gpu", "H200", "--gpus", "0"), "there may be 1 to"),
         (("--gpu", "0xH200"), "there may be 1 to"),

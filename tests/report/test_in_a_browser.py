@@ -294,7 +294,9 @@ def test_on_a_phone_the_box_stands_under_the_chart_and_what_follows_stays_where_
     browser: Browser, wrote: Wrote
 ) -> None:
     lines = [Line(f"line {n}", [(float(x), x + n) for x in range(9)]) for n in range(6)]
-    browser.open(wrote(page("t", [section("S", [figure(Chart("Loss", "step", "nats", lines))])])), width=NARROW)
+    browser.open(
+        wrote(page("t", [section("S", [figure(Chart("Loss", "step", "nats", lines))])])), width=NARROW
+    )
     places = (
         "['.u-over', '.u-axis', '.tip', '.below'].map(name => document.querySelector(name).getBoundingClientRect())"
         ".map(box => [box.top, box.bottom])"
@@ -319,7 +321,10 @@ def test_on_a_phone_the_box_stands_under_the_chart_and_what_follows_stays_where_
 
 
 def test_a_long_name_leaves_room_for_what_it_names(browser: Browser, wrote: Wrote) -> None:
-    told = {**records.fit(), "not_executed": {f"{n} × T4, a layout of many words": "why " * 40 for n in range(9)}}
+    told = {
+        **records.fit(),
+        "not_executed": {f"{n} × T4, a layout of many words": "why " * 40 for n in range(9)},
+    }
     for width in (NARROW, WIDE):
         browser.open(wrote(fit_page(told)), width=width)
         narrowest = "Math.min(...[...document.querySelectorAll('dd')].map(one => one.clientWidth))"

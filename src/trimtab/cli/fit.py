@@ -152,7 +152,7 @@ def _refused(found: str, why: str, change: str) -> Exception:
 
 def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[Card, Sequence[int]]]:
     """Which GPUs, and of each how many are tried."""
-    from trimtab.hardware.catalogue import MOST, cards
+    from trimtab.hardware.catalogue import MOST, cards, check_one_apple
 
     exactly: int | None = None
     if gpus is not None and gpus.strip().isdecimal():
@@ -166,7 +166,7 @@ def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[
             "add --gpu H200, another model, or --gpu all",
         )
     found: list[tuple[Card, Sequence[int]]] = []
-    for name in names:
+    for name in (part for several in names for part in several.split(",")):
         several = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\S.*)", name, re.IGNORECASE)
         count = int(several[1]) if several else exactly
         if several is not None and exactly not in (None, count):
@@ -181,10 +181,7 @@ def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[
             raise _refused(f"{count} GPUs", f"there may be 1 to {MOST:,}", "write --gpus 2 or --gpu 2xH200")
         counts = [count] if count is not None else [2**k for k in range(20) if 2**k <= (most or MOST_GPUS)]
         for card in cards([several[2] if several else name]):
-            if card.accelerator.kind != "cuda" and (count or 1) > 1:
-                raise _refused(
-                    f"{count} × {card.key}", "an Apple GPU is one in its machine", f"use {card.key}"
-                )
+            check_one_apple(card, count or 1)
             if not any(card.key == one.key and counts == tried for one, tried in found):
                 found.append((card, counts))
     return found
