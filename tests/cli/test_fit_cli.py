@@ -178,6 +178,7 @@ def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) 
         (("--gpu", "H200,H2000"), "'H2000': not known here"),
         (("--gpu", "MPS-5GB"), "not a size"),
         (("--gpu", "H200", "--gpus", "0"), "there may be 1 to"),
+        (("--gpu", "H200", "--tokens-per-step", "5"), "less than one row"),
         (("--gpu", "0xH200"), "there may be 1 to"),
         (("--gpu", "2xH200", "--gpus", "4"), "two numbers of GPUs"),
         (("--gpu", "2xH200", "--max-gpus", "4"), "up to so many"),

@@ -236,6 +236,7 @@ def test_a_layout_that_cannot_be_is_told_with_the_reason(config: Config) -> None
     packed = config.model_copy(update={"model": config.model.model_copy(update={"quantize": "nf4"})})
     found = searched(packed, "T4", Scripted(weights=60.0), counts=(2,))
     assert any("packed weights are bytes" in why for why in found.failed.values())
+    assert not any("asked for" in why for why in found.failed.values())
     uneven = searched(config, "H200", Scripted(), counts=(5,))
     assert any("cannot be shared out evenly" in why for why in uneven.failed.values())
 

@@ -220,7 +220,13 @@ def _rows(config: Config, tokens: int | None) -> int:
     """Rows of one step: as many as the config has, or as make up so many tokens."""
     training = config.training
     if tokens is not None:
-        return max(1, round(tokens / config.data.max_length))
+        if tokens < config.data.max_length:
+            raise _refused(
+                f"--tokens-per-step {tokens:,}: less than one row",
+                f"a row may have data.max_length={config.data.max_length} tokens",
+                f"ask for at least {config.data.max_length}, or lower data.max_length",
+            )
+        return round(tokens / config.data.max_length)
     each = training.batch_size * training.gradient_accumulation_steps * (config.processes or 1)
     return training.effective_batch_size or each
 
