@@ -7,10 +7,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trimtab.cli.fit import more_by_itself
+from trimtab.config import load_request
 from trimtab.hardware.catalogue import Card
 
 pytestmark = pytest.mark.usefixtures("warm_trials_server")
@@ -193,3 +196,12 @@ def test_a_wrong_request_ends_with_two(
     done = trimtab("fit", config, *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_rows_that_a_config_says_of_one_process_are_called_so() -> None:
+    several: Any = SimpleNamespace(options=[SimpleNamespace(way=SimpleNamespace(ranks=2))])
+    config = load_request(None, ["data.source=rows.jsonl", "training.batch_size=4"]).config
+    assert "4 rows a step are those of one process" in (more_by_itself(config, None, several) or "")
+    assert more_by_itself(config, 4096, several) is None
+    whole = load_request(None, ["data.source=rows.jsonl", "processes=2"]).config
+    assert more_by_itself(whole, None, several) is None

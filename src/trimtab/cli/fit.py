@@ -21,7 +21,7 @@ from trimtab.monitor.wording import count_of
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.hardware.catalogue import Card
-    from trimtab.recipes.fit_options import Option
+    from trimtab.recipes.fit_options import Found, Option
 
 MOST_GPUS = 8
 """So many are tried where nobody says how many there may be."""
@@ -132,6 +132,8 @@ def fit(
             f"{config.data.max_length:,} tokens; {executed} in {told['seconds']:.0f} s"
         )
         typer.echo("\n".join(["", *found.lines(), "", *found.footnotes()]))
+        if (more := more_by_itself(config, tokens_per_step, found)) is not None:
+            typer.echo(more)
         if stopped:
             typer.echo("! stopped before the search was over: what was executed until then")
         typer.echo(_answer(best, config, found.shown(), stopped=stopped))
@@ -229,6 +231,19 @@ def _rows(config: Config, tokens: int | None) -> int:
         return round(tokens / config.data.max_length)
     each = training.batch_size * training.gradient_accumulation_steps * (config.processes or 1)
     return training.effective_batch_size or each
+
+
+def more_by_itself(config: Config, tokens: int | None, found: Found) -> str | None:
+    """Where the config says the rows of one process, and not how many there are: what its own run would take."""
+    training = config.training
+    said = tokens or config.processes or config.model_parallel or training.effective_batch_size
+    if said or not any(option.way.ranks > 1 for option in found.options):
+        return None
+    each = training.batch_size * training.gradient_accumulation_steps
+    return (
+        f"! {each} rows a step are those of one process: your config as it is takes so many on each GPU that it is "
+        "copied to (training.effective_batch_size or --tokens-per-step says how many there are in all)"
+    )
 
 
 def _config_text(best: Option, request: Request) -> str:
