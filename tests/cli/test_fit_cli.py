@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.cli.fit import more_by_itself
+from trimtab.cli.fit import _answer, more_by_itself
 from trimtab.config import load_request
 from trimtab.hardware.catalogue import Card
 
@@ -205,3 +205,10 @@ def test_rows_that_a_config_says_of_one_process_are_called_so() -> None:
     assert more_by_itself(config, 4096, several) is None
     whole = load_request(None, ["data.source=rows.jsonl", "processes=2"]).config
     assert more_by_itself(whole, None, several) is None
+
+
+def test_where_no_layout_was_executed_the_answer_says_what_to_try() -> None:
+    config = load_request(None, ["data.source=rows.jsonl"]).config
+    said = _answer(None, config, [], stopped=False)
+    assert "for the reasons above" in said
+    assert "more or larger GPUs" in said

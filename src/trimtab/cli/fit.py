@@ -131,7 +131,8 @@ def fit(
             f"{config.model.name}, {config.method}, {rows} row{'s' * (rows > 1)} a step of at most "
             f"{config.data.max_length:,} tokens; {executed} in {told['seconds']:.0f} s"
         )
-        typer.echo("\n".join(["", *found.lines(), "", *found.footnotes()]))
+        table = ["", *found.lines()] if found.options else []
+        typer.echo("\n".join([*table, "", *found.footnotes()]))
         if (more := more_by_itself(config, tokens_per_step, found)) is not None:
             typer.echo(more)
         if stopped:
@@ -292,7 +293,8 @@ def _answer(best: Option | None, config: Config, shown: list[Option], *, stopped
     if best is None:
         nearest = min(shown, key=lambda option: option.share, default=None)
         if nearest is None:
-            return "nothing fits: no layout could be executed"
+            none = "nothing fits: no layout was executed, for the reasons above"
+            return f"{none}. Try more or larger GPUs (--max-gpus, --gpu), or a smaller model"
         rows = count_of(nearest.micro_batch, "row")
         near = (
             f"nearest comes {nearest.way.gpus} × {nearest.gpu} ({nearest.way.words()}, {rows} of "
