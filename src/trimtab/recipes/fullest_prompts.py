@@ -112,13 +112,14 @@ def _counted(model: Any, prompts: float, tokens: float, given: int) -> Iterator[
         yield
         return
 
+    passed = 0
+
     def entering(module: Any, args: Any, kwargs: Any) -> None:
         nonlocal passed
         passed += kwargs["input_ids"].shape[1]
         # It holds until the next pass: choosing a token belongs to the pass before it.
         tally.times = tokens if passed > given else prompts
 
-    passed = 0
     hook = model.register_forward_pre_hook(entering, with_kwargs=True)
     try:
         with tally.standing_for("generate", prompts):

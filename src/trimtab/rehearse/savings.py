@@ -137,7 +137,7 @@ def _of_config(config: Config, gpus: int) -> list[Change]:
         more = rows * gathered // size
         found.append(
             Change(
-                f"{size} rows at once and {more} passes a step",
+                f"{size} row{'s' * (size > 1)} at once and {more} passes a step",
                 (f"training.batch_size={size}", f"training.gradient_accumulation_steps={more}"),
             )
         )
