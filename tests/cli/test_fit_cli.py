@@ -7,10 +7,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trimtab.cli.fit import _answer, more_by_itself
+from trimtab.config import load_request
 from trimtab.hardware.catalogue import Card
 
 pytestmark = pytest.mark.usefixtures("warm_trials_server")
@@ -175,8 +178,10 @@ def test_fit_tells_machines_all_that_it_executed(trimtab: Trimtab, config: str) 
     [
         ((), "without --gpu"),
         (("--gpu", "H2000"), "not known here"),
+        (("--gpu", "H200,H2000"), "'H2000': not known here"),
         (("--gpu", "MPS-5GB"), "not a size"),
         (("--gpu", "H200", "--gpus", "0"), "there may be 1 to"),
+        (("--gpu", "H200", "--tokens-per-step", "5"), "less than one row"),
         (("--gpu", "0xH200"), "there may be 1 to"),
         (("--gpu", "2xH200", "--gpus", "4"), "two numbers of GPUs"),
         (("--gpu", "2xH200", "--max-gpus", "4"), "up to so many"),
@@ -191,3 +196,19 @@ def test_a_wrong_request_ends_with_two(
     done = trimtab("fit", config, *words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_rows_that_a_config_says_of_one_process_are_called_so() -> None:
+    several: Any = SimpleNamespace(options=[SimpleNamespace(way=SimpleNamespace(ranks=2))])
+    config = load_request(None, ["data.source=rows.jsonl", "training.batch_size=4"]).config
+    assert "4 rows a step are those of one process" in (more_by_itself(config, None, several) or "")
+    assert more_by_itself(config, 4096, several) is None
+    whole = load_request(None, ["data.source=rows.jsonl", "processes=2"]).config
+    assert more_by_itself(whole, None, several) is None
+
+
+def test_where_no_layout_was_executed_the_answer_says_what_to_try() -> None:
+    config = load_request(None, ["data.source=rows.jsonl"]).config
+    said = _answer(None, config, [], stopped=False)
+    assert "for the reasons above" in said
+    assert "more or larger GPUs" in said

@@ -71,6 +71,14 @@ def test_rules_judge_what_the_recipe_chose_where_nobody_said() -> None:
     assert config_warnings(load_config(None, ["recipe=grpo", "reward=length", "training.max_steps=3"])) == []
 
 
+def test_completions_leave_room_for_a_prompt() -> None:
+    words = "recipe=grpo reward=length data.max_length=64 grpo.max_completion_length=64"
+    with pytest.raises(ConfigError, match="none is left for a prompt"):
+        load_config(None, words.split())
+    load_config(None, [*words.split(), "grpo.max_prompt_length=8"])
+    load_config(None, [*words.split(), "data.max_length=65"])
+
+
 def test_all_that_a_recipe_does_not_use_is_named() -> None:
     words = "recipe=grpo reward=length data.packing=true data.train_on=all"
     (warning,) = config_warnings(load_config(None, words.split()))

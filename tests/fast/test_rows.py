@@ -221,3 +221,12 @@ def test_other_batches_of_the_same_model_are_what_they_were() -> None:
     assert torch.equal(built(**{name: batch[name] for name in names}).logits, before)
     assert torch.equal(built.generate(torch.tensor([ROWS[0]]), max_new_tokens=6, do_sample=False), written)
     assert not built.training
+
+
+def test_shapes_that_wait_on_the_host_for_their_gpu_are_not_cast_there() -> None:
+    """Of a model that is to be sharded: autocast has no rules for shapes on the host, and would cast a part of them."""
+    for device, tried, cast in (("cpu", False, False), ("cpu", True, True), ("cuda", False, True)):
+        means = Means(
+            torch.device(device), torch.device("cuda:0"), torch.bfloat16, tried=tried, rehearsed=True
+        )
+        assert isinstance(means.autocast(), torch.autocast) == cast

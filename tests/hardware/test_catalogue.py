@@ -8,6 +8,7 @@ import torch
 from trimtab.errors import RequestError
 from trimtab.gpu_models import DEFAULT, MODELS, nearest
 from trimtab.hardware import GpuModel, accelerators, find_gpu, probe
+from trimtab.hardware.catalogue import planned_gpus
 
 GIB = 2**30
 
@@ -135,6 +136,18 @@ def test_accelerators(spec: str, count: int, model: str) -> None:
     assert {gpu.model for gpu in found} == {model}
     assert all(gpu.free_bytes == gpu.total_bytes == find_gpu(model).memory_bytes for gpu in found)
     assert found[0].kind == "cuda"
+
+
+def test_an_apple_gpu_is_planned_for_and_does_not_stand_in_for_cuda() -> None:
+    (gpu,) = planned_gpus("MPS-32GB")
+    assert (gpu.name, gpu.total_bytes) == ("mps", 24 * 2**30)
+    assert planned_gpus("2xH200") == accelerators("2xH200")
+    with pytest.raises(RequestError, match="one in its machine"):
+        planned_gpus("2xMPS-32GB")
+    with pytest.raises(RequestError, match="trimtab fit CONFIG --gpu MPS-32GB"):
+        accelerators("MPS-32GB")
+    with pytest.raises(RequestError, match="of one kind"):
+        accelerators("2xH200,1xA100-80GB")
 
 
 @pytest.mark.parametrize("spec", ["", "0", "0xH200", "99999", "-1", "2x", "H200x2", "2000xH200"])

@@ -98,6 +98,18 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
         load_skeleton(ModelSettings(name=str(tmp_path)))
 
 
+def test_a_folder_without_a_tokenizer_and_one_of_an_unknown_kind_say_what_to_mend(folder: Path) -> None:
+    settings = ModelSettings(name=str(folder))
+    for file in (*folder.glob("tokenizer*"), *folder.glob("vocab*")):
+        file.unlink()
+    with pytest.raises(RequestError, match="the folder has no tokenizer") as refused:
+        load_tokenizer(settings)
+    assert "connection" not in str(refused.value)
+    (folder / "config.json").write_text('{"model_type": "llamma"}')
+    with pytest.raises(RequestError, match=r"correct model_type in the model's config\.json"):
+        load_skeleton(settings)
+
+
 def test_a_chat_template_that_is_not_utf8(tiny_model: Path, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages[0].content }} é", encoding="utf-8")

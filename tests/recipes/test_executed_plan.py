@@ -107,6 +107,31 @@ def test_one_gpu_that_is_too_small_is_refused_with_the_executed_figure(config: C
         settled(config, known, "RTX-4090", lambda plan: 30.0)
 
 
+def test_what_is_done_already_or_does_nothing_is_not_advised(config: Config, known: Known) -> None:
+    def advice(gpus: str, **training: Any) -> str:
+        changed = config.model_copy(update={"training": config.training.model_copy(update=training)})
+        with pytest.raises(DoesNotFit) as refused:
+            settled(changed, known, gpus, lambda plan: 300.0)
+        return str(refused.value)
+
+    for gpus in ("RTX-4090", "2xRTX-4090"):
+        plain = advice(gpus, batch_size=2)
+        assert "lower training.batch_size or" in plain
+        assert "gradient_checkpointing=true" in plain
+        assert "`trimtab fit` looks" in plain
+        done = advice(gpus, gradient_checkpointing=True)
+        assert "batch_size" not in done
+        assert "gradient_checkpointing" not in done
+
+
+def test_an_apple_gpu_is_planned_for_without_four_bits(config: Config) -> None:
+    plan = plan_run(config, machine_with("MPS-8GB")).plan
+    assert plan.device == "mps"
+    (note,) = plan.notes
+    assert "mps would need about" in note
+    assert "nf4" not in note
+
+
 def test_a_refusal_of_the_formula_is_no_last_word(config: Config, known: Known) -> None:
     long = config.model_copy(update={"data": config.data.model_copy(update={"max_length": 8192})})
     with pytest.raises(DoesNotFit, match="estimate"):

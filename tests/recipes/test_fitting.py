@@ -236,6 +236,7 @@ def test_a_layout_that_cannot_be_is_told_with_the_reason(config: Config) -> None
     packed = config.model_copy(update={"model": config.model.model_copy(update={"quantize": "nf4"})})
     found = searched(packed, "T4", Scripted(weights=60.0), counts=(2,))
     assert any("packed weights are bytes" in why for why in found.failed.values())
+    assert not any("asked for" in why for why in found.failed.values())
     uneven = searched(config, "H200", Scripted(), counts=(5,))
     assert any("cannot be shared out evenly" in why for why in uneven.failed.values())
 
@@ -274,3 +275,10 @@ def test_a_process_that_ends_is_told_and_ends_the_search(config: Config) -> None
     found = searched(config, "H200", Ended(), counts=(1,))
     assert found.best is None
     assert "ended: killed" in found.failed["1 × H200, whole"]
+
+
+def test_many_layouts_of_one_reason_are_told_in_a_line_that_can_be_read() -> None:
+    found = Found(failed={f"{n} × T4, whole": "no native bf16" for n in range(20)})
+    (note,) = [one for one in found.footnotes() if "not executed" in one]
+    assert note.endswith("3 × T4, whole; 16 more: no native bf16")
+    assert len(found.as_dict()["not_executed"]) == 20

@@ -147,7 +147,7 @@ def test_compiled_layers_launch_what_their_graphs_come_down_to(trials: Trials, f
 
 
 def test_every_token_of_a_generation_is_counted(trials: Trials, folder: Path) -> None:
-    def generating(tokens: int) -> Work:
+    def generating(tokens: int, *more: str) -> Work:
         words = (
             f"model={folder}",
             "data.source=/nowhere.jsonl",
@@ -156,13 +156,19 @@ def test_every_token_of_a_generation_is_counted(trials: Trials, folder: Path) ->
             "device=cuda",
         )
         sizes = ("data.max_length=512", "training.batch_size=8", f"grpo.max_completion_length={tokens}")
-        config = load_request(None, [*words, *sizes, "grpo.num_generations=8", "speed.compile=false"]).config
+        config = load_request(
+            None, [*words, *sizes, *more, "grpo.num_generations=8", "speed.compile=false"]
+        ).config
         return executed(trials, config, counts=True).work["generate"]
 
     short, long = generating(24), generating(48)
     # Twice as many passes over a single token, each of which reads all weights; the prompt is read once.
     assert near(int(sum(long.values())), int(2 * sum(short.values())), 0.05)
     assert moved(long) - moved(short) > 24 * 2 * (WHOLE - 4096 * 256)
+    # A prompt that is one token, or is read in pieces of which the last is one, is no token that was generated.
+    for prompt in (1, 19):
+        told = generating(24, f"grpo.max_prompt_length={prompt}")
+        assert near(int(sum(told.values())), int(sum(short.values())), 0.05)
 
 
 def test_a_captured_pass_is_counted_at_each_replay(trials: Trials, folder: Path) -> None:

@@ -14,6 +14,8 @@ from marks import marked_lines
 from trimtab.diagnose.finding import Finding, Lack
 from trimtab.rehearse import savings
 from trimtab.rehearse.savings import Change
+from trimtab.rehearse.session import Settings
+from trimtab.rehearse.shortage import measure
 from trimtab.rehearse.verdict import Result
 
 Rehearse = Callable[..., dict[str, Any]]
@@ -197,6 +199,31 @@ def test_what_was_begun_and_not_ended_in_time_is_said() -> None:
     savings.try_savings(result, [Change("a")], slow, 0.1)
     assert result.findings[0].savings == []
     assert any("for want of time: a" in note for note in result.notes)
+
+
+def test_where_nothing_was_seen_to_fit_the_line_that_looks_further_is_told(repository: Path) -> None:
+    config = str(repository / "examples" / "sft.yaml")
+    settings = Settings(gpus=2, gpu_name="NVIDIA GeForce RTX 4090")
+    line = savings.search_for(["A=1", config, "lora.r=4"], settings)
+    assert line == f"trimtab fit {config} lora.r=4 --gpu 2xRTX-4090"
+    assert savings.search_for(["train.py"], settings) == ""
+    result = _result(150, fits=False)
+    savings.try_savings(result, [Change("a")], lambda change, seconds: None, 100, search=line)
+    assert line in result.findings[0].fix
+    helped = _result(150, fits=False)
+    savings.try_savings(
+        helped, [Change("a", ("x=1",))], lambda change, seconds: _result(50, fits=True), 100, search=line
+    )
+    assert line not in helped.findings[0].fix
+
+
+def test_memory_in_one_piece_is_no_fix_where_all_of_it_is_too_little() -> None:
+    fix = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, then a smaller batch"
+    for peak, wanted in ((150, "a smaller batch"), (90, fix)):
+        finding = Finding("out-of-memory", message="GPU 0 has a total capacity of 1 GiB", fix=fix)
+        told = {"peak_bytes": peak, "context_bytes": 0, "capacity_bytes": 100, "reserved_bytes": 150}
+        measure([finding], {"cuda:0": {**told, "at_peak": None}})
+        assert finding.fix == wanted
 
 
 def test_the_settings_of_a_config_are_what_is_changed(repository: Path) -> None:

@@ -290,6 +290,47 @@ def test_the_box_of_a_dot_does_not_cover_it(browser: Browser, wrote: Wrote) -> N
         assert not browser.js(f"{covered}({value})")
 
 
+def test_on_a_phone_the_box_stands_under_the_chart_and_what_follows_stays_where_it_is(
+    browser: Browser, wrote: Wrote
+) -> None:
+    lines = [Line(f"line {n}", [(float(x), x + n) for x in range(9)]) for n in range(6)]
+    browser.open(
+        wrote(page("t", [section("S", [figure(Chart("Loss", "step", "nats", lines))])])), width=NARROW
+    )
+    places = (
+        "['.u-over', '.u-axis', '.tip', '.below'].map(name => document.querySelector(name).getBoundingClientRect())"
+        ".map(box => [box.top, box.bottom])"
+    )
+    box = plot(browser)
+    before = browser.js(places)
+    browser.point(box["x"] + 0.5 * box["width"], box["y"] + 40)
+    assert "line 5\n9 nats" in (tip(browser) or "")
+    drawn, axis, told, below = browser.js(places)
+    assert told[0] >= max(drawn[1], axis[1])
+    assert told[1] <= below[0]
+    assert (drawn, axis) == (before[0], before[1])
+    browser.point(5, 5)
+    assert tip(browser) is None
+    assert browser.js(places)[3] == below
+    browser.size(WIDE, 900)
+    browser.settle()
+    box = plot(browser)
+    browser.point(box["x"] + 0.5 * box["width"], box["y"] + 40)
+    drawn, _, told, _ = browser.js(places)
+    assert drawn[0] < told[0] < drawn[1]
+
+
+def test_a_long_name_leaves_room_for_what_it_names(browser: Browser, wrote: Wrote) -> None:
+    told = {
+        **records.fit(),
+        "not_executed": {f"{n} × T4, a layout of many words": "why " * 40 for n in range(9)},
+    }
+    for width in (NARROW, WIDE):
+        browser.open(wrote(fit_page(told)), width=width)
+        narrowest = "Math.min(...[...document.querySelectorAll('dd')].map(one => one.clientWidth))"
+        assert browser.js(narrowest) > width / 3
+
+
 def test_names_in_tables_and_bars_are_whole_on_a_phone(browser: Browser, wrote: Wrote) -> None:
     long = "a_name_without_a_gap_" * 12
     parts = [

@@ -21,7 +21,7 @@ from trimtab.monitor.wording import count_of
 if TYPE_CHECKING:
     from trimtab.config import Config, Request
     from trimtab.hardware.catalogue import Card
-    from trimtab.recipes.fit_options import Option
+    from trimtab.recipes.fit_options import Found, Option
 
 MOST_GPUS = 8
 """So many are tried where nobody says how many there may be."""
@@ -131,7 +131,10 @@ def fit(
             f"{config.model.name}, {config.method}, {rows} row{'s' * (rows > 1)} a step of at most "
             f"{config.data.max_length:,} tokens; {executed} in {told['seconds']:.0f} s"
         )
-        typer.echo("\n".join(["", *found.lines(), "", *found.footnotes()]))
+        table = ["", *found.lines()] if found.options else []
+        typer.echo("\n".join([*table, "", *found.footnotes()]))
+        if (more := more_by_itself(config, tokens_per_step, found)) is not None:
+            typer.echo(more)
         if stopped:
             typer.echo("! stopped before the search was over: what was executed until then")
         typer.echo(_answer(best, config, found.shown(), stopped=stopped))
@@ -152,7 +155,7 @@ def _refused(found: str, why: str, change: str) -> Exception:
 
 def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[Card, Sequence[int]]]:
     """Which GPUs, and of each how many are tried."""
-    from trimtab.hardware.catalogue import MOST, cards
+    from trimtab.hardware.catalogue import MOST, cards, check_one_apple
 
     exactly: int | None = None
     if gpus is not None and gpus.strip().isdecimal():
@@ -166,7 +169,7 @@ def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[
             "add --gpu H200, another model, or --gpu all",
         )
     found: list[tuple[Card, Sequence[int]]] = []
-    for name in names:
+    for name in (part for several in names for part in several.split(",")):
         several = re.fullmatch(r"\s*(\d+)\s*[x×*]\s*(\S.*)", name, re.IGNORECASE)
         count = int(several[1]) if several else exactly
         if several is not None and exactly not in (None, count):
@@ -181,10 +184,7 @@ def _wanted(names: list[str], gpus: str | None, most: int | None) -> list[tuple[
             raise _refused(f"{count} GPUs", f"there may be 1 to {MOST:,}", "write --gpus 2 or --gpu 2xH200")
         counts = [count] if count is not None else [2**k for k in range(20) if 2**k <= (most or MOST_GPUS)]
         for card in cards([several[2] if several else name]):
-            if card.accelerator.kind != "cuda" and (count or 1) > 1:
-                raise _refused(
-                    f"{count} × {card.key}", "an Apple GPU is one in its machine", f"use {card.key}"
-                )
+            check_one_apple(card, count or 1)
             if not any(card.key == one.key and counts == tried for one, tried in found):
                 found.append((card, counts))
     return found
@@ -223,9 +223,28 @@ def _rows(config: Config, tokens: int | None) -> int:
     """Rows of one step: as many as the config has, or as make up so many tokens."""
     training = config.training
     if tokens is not None:
-        return max(1, round(tokens / config.data.max_length))
+        if tokens < config.data.max_length:
+            raise _refused(
+                f"--tokens-per-step {tokens:,}: less than one row",
+                f"a row may have data.max_length={config.data.max_length} tokens",
+                f"ask for at least {config.data.max_length}, or lower data.max_length",
+            )
+        return round(tokens / config.data.max_length)
     each = training.batch_size * training.gradient_accumulation_steps * (config.processes or 1)
     return training.effective_batch_size or each
+
+
+def more_by_itself(config: Config, tokens: int | None, found: Found) -> str | None:
+    """Where the config says the rows of one process, and not how many there are: what its own run would take."""
+    training = config.training
+    said = tokens or config.processes or config.model_parallel or training.effective_batch_size
+    if said or not any(option.way.ranks > 1 for option in found.options):
+        return None
+    each = training.batch_size * training.gradient_accumulation_steps
+    return (
+        f"! {each} rows a step are those of one process: your config as it is takes so many on each GPU that it is "
+        "copied to (training.effective_batch_size or --tokens-per-step says how many there are in all)"
+    )
 
 
 def _config_text(best: Option, request: Request) -> str:
@@ -274,7 +293,8 @@ def _answer(best: Option | None, config: Config, shown: list[Option], *, stopped
     if best is None:
         nearest = min(shown, key=lambda option: option.share, default=None)
         if nearest is None:
-            return "nothing fits: no layout could be executed"
+            none = "nothing fits: no layout was executed, for the reasons above"
+            return f"{none}. Try more or larger GPUs (--max-gpus, --gpu), or a smaller model"
         rows = count_of(nearest.micro_batch, "row")
         near = (
             f"nearest comes {nearest.way.gpus} × {nearest.gpu} ({nearest.way.words()}, {rows} of "

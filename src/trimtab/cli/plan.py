@@ -25,7 +25,9 @@ def plan(
     gpus: Annotated[
         str | None,
         typer.Option(
-            help="Plan for GPUs that need not be here: a count, a model or both (2, H200, 2xH200).",
+            "--gpus",
+            "--gpu",
+            help="Plan for GPUs that need not be here: a count, a model or both (2, H200, 2xH200), or MPS-32GB.",
             show_default=False,
         ),
     ] = None,

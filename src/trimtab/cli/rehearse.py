@@ -24,7 +24,11 @@ def rehearse(
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(help="Virtual GPUs: a count, a model or both (2, H200, 2xH200). Default: one per rank."),
+        typer.Option(
+            "--gpus",
+            "--gpu",
+            help="Virtual GPUs: a count, a model or both (2, H200, 2xH200). Default: one per rank.",
+        ),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Start this many ranks of the script, as torchrun would.")
@@ -175,6 +179,7 @@ def rehearse(
             savings.again_with(words, settings, ranks=ranks, in_place=in_place),
             min(timeout - result.seconds, timeout / 2),
             tell=_tell,
+            search=savings.search_for(words, settings),
         )
     hide = hiding()
     print(hide(render(result, colour=sys.stdout.isatty())))

@@ -179,6 +179,12 @@ def _nothing_to_reward(config: Config) -> Conflict | None:
 
 
 RULES.blame(
+    "grpo.max_completion_length grpo.max_prompt_length data.max_length",
+    lambda c: c.grpo.max_prompt_length is None and c.grpo.max_completion_length >= c.data.max_length,
+    "takes all of the tokens of data.max_length, which a prompt and its completion share: none is left for a prompt",
+    "raise data.max_length, lower grpo.max_completion_length, or set grpo.max_prompt_length",
+)
+RULES.blame(
     "grpo.use_vllm grpo.vllm_mode model_parallel",
     lambda c: c.grpo.use_vllm and c.grpo.vllm_mode == "colocate" and c.model_parallel,
     "shares the GPUs with a split model: vLLM would take memory that the split has given to layers",

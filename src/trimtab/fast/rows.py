@@ -58,7 +58,11 @@ class Means:
         return self.gpu is not None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, self.half) if self.half and self.on_gpu else nullcontext()
+        # Shapes that wait on the host for their GPU (to be sharded) have no rules of autocast: what is looked at there,
+        # how the layers ask for their attention, hangs on no number format.
+        waiting = not self.tried and self.device.type == "cpu"
+        cast = self.half is not None and self.on_gpu and not waiting
+        return torch.autocast(self.device.type, self.half) if cast else nullcontext()
 
 
 def lay_rows(model: Any, means: Means, *, packing: bool, longest: int, against: str | None = None) -> Laid:

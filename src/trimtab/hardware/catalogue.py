@@ -35,11 +35,12 @@ def find_gpu(name: str) -> GpuModel:
         {known[text].key for text in difflib.get_close_matches(wanted, known, n=4, cutoff=0.6)}
     )
     all_names = ", ".join(model.key for model in MODELS)
+    of_apple = f"of Apple's, in `plan` and `fit`, MPS-{APPLE_GB[0]}GB to MPS-{APPLE_GB[-1]}GB"
     raise RequestError.of(
         f"GPU model {name!r}: "
         + ("more than one has a name like this" if len(begun) > 1 else "not known here"),
         "its memory and abilities come from a catalogue, and nothing is guessed",
-        f"use {' or '.join(near)}" if near else f"use one of {all_names}",
+        f"use {' or '.join(near)}" if near else f"use one of {all_names}; {of_apple}",
     )
 
 
@@ -52,6 +53,16 @@ def accelerators(spec: str) -> tuple[Accelerator, ...]:
     if count is None and name.isdecimal() and (int(name) <= MOST or len(name) != 4):
         count, name = name, DEFAULT
     number = int(count) if count is not None else 1
+    if "," in name:
+        raise RequestError.of(
+            f"GPUs {spec!r}: several kinds", "the GPUs of one run are of one kind here", "name one: 2xH200"
+        )
+    if _is_apple(name):
+        raise RequestError.of(
+            f"GPUs {spec!r}: an Apple GPU",
+            "virtual GPUs go by CUDA's rules, and Metal has others",
+            f"ask what it would hold: trimtab fit CONFIG --gpu {name}, or trimtab plan CONFIG --gpus {name}",
+        )
     if not name or not 1 <= number <= MOST:
         raise RequestError.of(
             f"GPUs {spec!r}: not a number of GPUs",
@@ -59,6 +70,24 @@ def accelerators(spec: str) -> tuple[Accelerator, ...]:
             "write 2, H200 or 2xH200",
         )
     return _card(find_gpu(name)).several(number)
+
+
+def planned_gpus(spec: str) -> tuple[Accelerator, ...]:
+    """The same for a plan, which nothing has to run on: one Apple GPU too, by its machine's memory."""
+    found = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(mps.*)", spec.strip(), re.IGNORECASE)
+    if found is None:
+        return accelerators(spec)
+    card = _apple(found[2])
+    check_one_apple(card, int(found[1] or 1))
+    return (card.accelerator,)
+
+
+def check_one_apple(card: Card, count: int) -> None:
+    """Refuse several GPUs of a machine that has one."""
+    if card.accelerator.kind != "cuda" and count != 1:
+        raise RequestError.of(
+            f"{count} × {card.key}", "an Apple GPU is one in its machine", f"use {card.key}"
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +112,7 @@ def cards(names: Sequence[str]) -> list[Card]:
         for name in names
         for key in ([m.key for m in MODELS] + apple if name.lower() == "all" else [name])
     ]
-    found = [_apple(name) if name.lower().startswith("mps") else _card(find_gpu(name)) for name in asked]
+    found = [_apple(name) if _is_apple(name) else _card(find_gpu(name)) for name in asked]
     return list({card.key: card for card in found}.values())
 
 
@@ -97,6 +126,10 @@ def _card(model: GpuModel) -> Card:
         capability=model.capability,
     )
     return Card(model.key, gpu, model)
+
+
+def _is_apple(name: str) -> bool:
+    return name.lower().startswith("mps")
 
 
 def _apple(name: str) -> Card:

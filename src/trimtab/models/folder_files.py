@@ -75,6 +75,12 @@ def check_folder_files(folder: Path, *, trusted: Sequence[str] = ()) -> None:
             )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether anything in the folder may be a tokenizer, by its name."""
+    names = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.vocab")
+    return any(True for name in names for _ in folder.glob(name))
+
+
 def check_config(content: Mapping[str, Any], file: Path, *, trusted: Sequence[str] = ()) -> None:
     """Refuse sizes that no model has, and code that the config would fetch."""
     for key, value in _entries(content, ""):

@@ -12,7 +12,7 @@ from trimtab.errors import RequestError, TrimtabError
 from trimtab.models import builtin, quantized, tiny_vision, tiny_voice
 from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
-from trimtab.models.folder_files import check_folder_files
+from trimtab.models.folder_files import check_folder_files, has_tokenizer
 from trimtab.models.own_code import code_options
 from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
 from trimtab.models.weight_files import check_folder
@@ -299,9 +299,14 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
         kind = "" if of_files else f"{type(error).__name__}: "
         text = kind + " ".join(" ".join(said.splitlines()[: 1 if of_files else 3]).split())[:500]
         text = text if said else type(error).__name__
+        folder = Path(settings.name).expanduser()
+        local = folder.is_dir()
         change = "check the name and the connection, download the model and give its folder, or use `smollm2`"
-        if not of_files and Path(settings.name).expanduser().is_dir():
+        if local:
             change = f"mend the files of {settings.name}, or fetch the model again"
+        if local and part in ("tokenizer", "processor") and not has_tokenizer(folder):
+            text = "the folder has no tokenizer: no tokenizer.json, tokenizer.model or vocabulary"
+            change = f"put the tokenizer's files beside {settings.name}/config.json, or fetch the model again"
         elif isinstance(error, SafetensorError):
             change = "fetch the weights again: a file is cut off, or only a pointer to it is there (`git lfs pull`)"
         elif "attn_implementation" in said or (
@@ -318,5 +323,7 @@ def _readable_errors(settings: ModelSettings, part: str, family: Family = CAUSAL
             change = f"read that code, and if you trust it add --trust-remote-code {settings.name}"
         elif "safetensors" in said:
             change = "convert the weights to safetensors: Trimtab does not unpickle weight files"
+        elif "does not recognize this architecture" in said:
+            change = "correct model_type in the model's config.json, or install a transformers that has it"
         found = f"model.name={settings.name}: its {part} could not be loaded"
         raise RequestError.of(found, text, change) from error

@@ -15,7 +15,6 @@ from trimtab.placement.plan import MemoryShare, Precision
 from trimtab.placement.profile import CUDA_CONTEXT_BYTES, ModelProfile, Workload
 
 GIB = 2**30
-SMALLER = ("lower training.batch_size or data.max_length", "set training.gradient_checkpointing=true")
 
 
 class PlacementError(RequestError):
@@ -125,21 +124,21 @@ class Sizing:
         roomy = None if self.hardware.launcher.multi_process else self._roomy()
         elsewhere = f"set device={roomy}, which has room for the whole model; " if roomy else ""
         beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server; " if self.work.reserved_share else ""
-        return elsewhere + beside + self._less
+        return elsewhere + beside + self._less()
 
-    @property
-    def _less(self) -> str:
-        """What makes a run smaller that is not done yet."""
+    def _less(self, device: str = "cuda") -> str:
+        """What makes a run smaller that is not done yet, and can be had on the device."""
         profile = self.profile
         frozen = profile is not None and profile.trainable < profile.parameters
-        ways = list(SMALLER)
-        if not frozen:
+        ways = ways_down(self.work)
+        if not frozen and self.work.training:
             ways.append("use method=lora")
         elif self.weights == "fp32":
-            ways.append("use precision=bf16 or fp16, which halves the frozen weights")
-        if frozen and profile is not None and self.work.training and not profile.four_bit:
-            ways.append("set model.quantize=nf4, which holds them in four bits")
-        return ", ".join(ways[:-1]) + f", or {ways[-1]}"
+            halved = "the frozen weights" if frozen else "the weights"
+            ways.append(f"use precision=bf16 or fp16, which halves {halved}")
+        if frozen and profile is not None and self.work.training and not profile.four_bit and device != "mps":
+            ways.append("set model.quantize=nf4, which holds the frozen weights in four bits")
+        return one_of(ways)
 
     def _roomy(self) -> str | None:
         """A GPU on which the whole model fits, as where another program has filled the first one."""
@@ -153,14 +152,29 @@ class Sizing:
             f"the model does not fit on {device}",
             figures(device, share or self.share(device)),
             f"{self._smaller}; or use more or larger GPUs (device=cuda takes all that are visible when "
-            "model_parallel, sharding and processes are left out)",
+            "model_parallel, sharding and processes are left out); `trimtab fit` looks for what fits",
         )
 
     def tight_note(self, device: str) -> str | None:
         """CPU and Apple GPU can borrow memory from the disk, so there a lack is told, not refused."""
         if device.startswith("cuda") or self.fits(device):
             return None
-        return f"{figures(device, self.share(device))}: it may swap, or be ended by the system; {self._less}"
+        return f"{figures(device, self.share(device))}: it may swap, or be ended by the system; {self._less(device)}"
+
+
+def ways_down(work: Workload) -> list[str]:
+    """What makes a pass smaller that is not done yet, whatever the model."""
+    ways = [
+        "lower training.batch_size or data.max_length" if work.batch_size > 1 else "lower data.max_length"
+    ]
+    if work.training and not work.gradient_checkpointing:
+        ways.append("set training.gradient_checkpointing=true")
+    return ways
+
+
+def one_of(ways: list[str]) -> str:
+    """`a`, or `a, b, or c`."""
+    return ways[0] if len(ways) == 1 else ", ".join(ways[:-1]) + f", or {ways[-1]}"
 
 
 def figures(device: str, share: MemoryShare) -> str:

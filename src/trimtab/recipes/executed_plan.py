@@ -13,7 +13,7 @@ from trimtab.config.schema import Config
 from trimtab.hardware import Hardware
 from trimtab.monitor.last_words import OWN_AGENT
 from trimtab.placement import MemoryShare, PlacementPlan, PlacementRequest
-from trimtab.placement.sizing import GIB, DoesNotFit, PlacementError, figures
+from trimtab.placement.sizing import GIB, DoesNotFit, PlacementError, figures, one_of, ways_down
 from trimtab.recipes.planning import Known, request_of, resolve_for
 from trimtab.recipes.trial_step import STEPS, Executed, Held, Trial
 from trimtab.recipes.trials import Trials
@@ -145,14 +145,16 @@ class Settling:
         return replace(plan, memory=memory, reasons={**plan.reasons, "memory": why})
 
     def _too_large(self, plan: PlacementPlan) -> DoesNotFit:
+        from trimtab.recipes.table import recipe_of
+
         device, share = max(plan.memory.items(), key=lambda item: item[1].needed - item[1].capacity)
         shards = self._launched and plan.strategy == "data_parallel" and self.request.sharding is None
+        work = recipe_of(self.config).workload(self.config, False)
+        ways = [*(["set sharding=true"] if shards else []), *ways_down(work)]
         return DoesNotFit.of(
             f"the {plan.strategy} model does not fit",
             figures(device, share),
-            ("set sharding=true, " if shards else "")
-            + "lower training.batch_size or data.max_length, set training.gradient_checkpointing=true, or use more or "
-            "larger GPUs; `trimtab fit` looks for what fits",
+            one_of([*ways, "use more or larger GPUs"]) + "; `trimtab fit` looks for what fits",
         )
 
 

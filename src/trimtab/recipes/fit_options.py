@@ -14,6 +14,8 @@ from trimtab.recipes.trial_step import Held
 MARGIN = 0.05
 """Share of a GPU that is left free: what torch reserves and CUDA's own must fit into the rest."""
 GIB = 2**30
+NAMED = 4
+"""Layouts that could not be executed for one reason, and are named with it; `--json` has all."""
 Kept = Literal["all", "half", "checkpointed"]
 """What is kept for the backward pass: everything, half of what a compiled layer keeps, or each layer's input alone."""
 _LAID = {
@@ -172,7 +174,8 @@ class Found:
             ]
         for why in dict.fromkeys(self.failed.values()):
             layouts = [layout for layout, reason in self.failed.items() if reason == why]
-            notes.append(f"! not executed: {'; '.join(layouts)}: {why}")
+            more = [f"{len(layouts) - NAMED} more"] if len(layouts) > NAMED else []
+            notes.append(f"! not executed: {'; '.join([*layouts[:NAMED], *more])}: {why}")
         return notes
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ weights, more GPUs, and shorter rows last of all.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from trimtab.recipes.trials import Trials, TrialsEnded
 
 SHORTEST = 128
 """Rows are not made shorter than this."""
+_ASKED = re.compile(r" \([^()]*\basked for\b[^()]*\)")
+"""Who asked for a layout: of those that are tried here, nobody did."""
 HALF = 0.5
 """`speed.activation_memory_budget` of the layouts that keep half."""
 
@@ -287,9 +290,8 @@ class Search:
         try:
             return config, resolve_for(config, machine, self._known[way.quantize], refuses=False)
         except PlacementError as error:
-            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = (
-                str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
-            )
+            told = str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
+            self.found.failed[f"{way.gpus} × {card.key}, {way.words()}"] = _ASKED.sub("", told)
             return None
 
     def _as_config(self, card: Card, way: Way, size: int) -> Config:

@@ -78,7 +78,7 @@ def _generate_the_ends() -> None:
         tokens = generation_config.max_new_tokens
         between = tokens - _LAST
         if between <= 0:
-            with _counted(model, 1.0, 1.0):
+            with _counted(model, 1.0, 1.0, input_ids.shape[1]):
                 return real(
                     model,
                     input_ids=input_ids,
@@ -88,20 +88,23 @@ def _generate_the_ends() -> None:
                 )
         # What the first token takes after the prompt and what the last one takes stand for half of them each.
         each = (tokens - 1) / 2
-        with _counted(model, 1.0, each):
+        with _counted(model, 1.0, each, input_ids.shape[1]):
             some(input_ids, attention_mask)
         size = (input_ids.shape[0], between)
         ids = torch.cat([input_ids, input_ids.new_ones(size)], dim=1)
         mask = torch.cat([attention_mask, attention_mask.new_ones(size)], dim=1)
-        with _counted(model, 0.0, each):
+        with _counted(model, 0.0, each, ids.shape[1]):
             return some(ids, mask, prefill_chunk_size=min(CHUNK, input_ids.shape[1]))
 
     GenerationMixin.generate = generate  # type: ignore[method-assign, assignment]
 
 
 @contextmanager
-def _counted(model: Any, prompts: float, tokens: float) -> Iterator[None]:
-    """Where kernels are counted: how many passes over prompts, and over a single token, each of these stands for."""
+def _counted(model: Any, prompts: float, tokens: float, given: int) -> Iterator[None]:
+    """Where kernels are counted: how many passes over prompts, and over a token behind them, each of these stands for.
+
+    `given` tokens are the prompt: a pass over a single one of them is none over a token that was generated.
+    """
     from trimtab.virtual import work
 
     tally = work.listening()
@@ -109,10 +112,13 @@ def _counted(model: Any, prompts: float, tokens: float) -> Iterator[None]:
         yield
         return
 
+    passed = 0
+
     def entering(module: Any, args: Any, kwargs: Any) -> None:
-        ids = kwargs["input_ids"]
+        nonlocal passed
+        passed += kwargs["input_ids"].shape[1]
         # It holds until the next pass: choosing a token belongs to the pass before it.
-        tally.times = tokens if ids.shape[1] == 1 else prompts
+        tally.times = tokens if passed > given else prompts
 
     hook = model.register_forward_pre_hook(entering, with_kwargs=True)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _SPEED = {
-    "adapters": ("fused adapters", "PEFT's own adapters"),
+    "adapters": ("fused adapters", "no fused adapters"),
     "head": ("chunked head", "plain head"),
     "compile": ("compiled layers", "layers not compiled"),
     "padding": ("rows end to end without padding", "padded rows"),
     "kernels": ("Triton kernels", "no Triton kernels"),
 }
 """How the faster and the plain way of each part are called."""
+_ON_EACH = {"data_parallel": "a copy on", "sharded": "a shard on"}
+"""What the devices of a run hold of each part, where all hold alike."""
 
 
 def plan_lines(request: Request, planned: Planned, room: Room | None = None) -> list[str]:
@@ -71,12 +74,15 @@ def memory_rows(plan: PlacementPlan) -> list[tuple[str, str, str]]:
     """What each device needs and has, by which way it is known; devices that hold the same share a line."""
     rows = []
     for share, group in groupby(plan.memory.items(), key=lambda item: item[1]):
-        devices = [device for device, _ in group]
-        on = devices[0] if len(devices) == 1 else f"each of {devices[0]} to {devices[-1].rpartition(':')[2]}"
+        on = _each_of([device for device, _ in group])
         rows.append(("✓" if share.fits else "✗", "memory", _memory(share, on)))
     if plan.memory and "memory" in plan.reasons:
         rows.append(("-", "memory", plan.reasons["memory"]))
     return rows
+
+
+def _each_of(devices: Sequence[str]) -> str:
+    return devices[0] if len(devices) == 1 else f"each of {devices[0]} to {devices[-1].rpartition(':')[2]}"
 
 
 def _memory(share: MemoryShare, on: str) -> str:
@@ -156,7 +162,10 @@ def _grouped(planned: Planned) -> list[tuple[str, int, int, str]]:
 
 def parts_table(planned: Planned) -> list[str]:
     """The parts and their devices, for people."""
-    rows = _grouped(planned)
+    rows, plan = _grouped(planned), planned.plan
+    if plan.strategy in _ON_EACH and len(plan.memory) > 1:
+        everywhere = f"{_ON_EACH[plan.strategy]} {_each_of(list(plan.memory))}"
+        rows = [(*row[:3], everywhere) for row in rows]
     width = max(len(r[0]) for r in rows)
     head = f"{'part':<{width}}  {'parameters':>15}  {'trained':>13}  device"
     return [head] + [

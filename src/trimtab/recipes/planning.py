@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Hardware, Launcher, probe
-from trimtab.hardware.catalogue import accelerators
+from trimtab.hardware.catalogue import planned_gpus
 from trimtab.placement import (
     MemoryShare,
     ModelProfile,
@@ -48,7 +48,7 @@ class Planned:
 
 def machine_with(gpus: str) -> Hardware:
     """This machine as if it had other GPUs: `2xH200`. Who started this process does not matter to them."""
-    return probe(Launcher(name="none"), accelerators=accelerators(gpus))
+    return probe(Launcher(name="none"), accelerators=planned_gpus(gpus))
 
 
 @dataclass(frozen=True)

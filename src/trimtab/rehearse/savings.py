@@ -7,6 +7,7 @@ what a change saves, not that the program then fits.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from trimtab.config.schema import Config
 from trimtab.diagnose.finding import Finding, Saving
 from trimtab.diagnose.source import is_user_file
 from trimtab.errors import RequestError
+from trimtab.hardware.catalogue import find_gpu
 from trimtab.rehearse import what_if
 from trimtab.rehearse.batch_numbers import Fewer, fewer_rows, program_files
 from trimtab.rehearse.fixes import nothing_printed
@@ -105,6 +107,15 @@ def changes_for(words: list[str], gpus: int, result: Result) -> list[Change]:
     ]
 
 
+def search_for(words: list[str], settings: Settings) -> str:
+    """The line that looks for settings of a config that fit on these GPUs; empty for another program."""
+    at = next((place for place, word in enumerate(words) if not _VARIABLE.match(word)), len(words))
+    if at == len(words) or not is_config(Path(words[at])):
+        return ""
+    count = f"{settings.gpus}x" * (settings.gpus > 1)
+    return shlex.join(["trimtab", "fit", *words[at:], "--gpu", f"{count}{find_gpu(settings.gpu_name).key}"])
+
+
 def _fewer_rows(words: list[str], result: Result) -> Iterable[Change]:
     """Of what DataLoaders put together; where there is none, by the numbers that the program itself has for it."""
     finding = _short_of_memory(result)
@@ -129,7 +140,7 @@ def _of_config(config: Config, gpus: int) -> list[Change]:
         more = rows * gathered // size
         found.append(
             Change(
-                f"{size} rows at once and {more} passes a step",
+                f"{size} row{'s' * (size > 1)} at once and {more} passes a step",
                 (f"training.batch_size={size}", f"training.gradient_accumulation_steps={more}"),
             )
         )
@@ -157,10 +168,13 @@ def try_savings(
     again: Again,
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
+    *,
+    search: str = "",
 ) -> None:
     """Rehearse the changes one by one within so many seconds, and put what they save into the finding.
 
-    Where none is enough by itself, those that help are taken together, one after the other.
+    Where none is enough by itself, those that help are taken together, one after the other. `search` is the line that
+    looks further; it is told where nothing was seen to fit.
     """
     finding = _short_of_memory(result)
     if finding is None or not result.ended:
@@ -179,6 +193,8 @@ def try_savings(
         first = finding.savings[0]
         how = " ".join(first.settings) or trials.how[first.change]
         finding.fix = f"{first.change} ({how}): so rehearsed, it fits"
+    elif search and not (finding.savings and finding.savings[0].fits):
+        finding.fix = f"{finding.fix}; what fits is looked for by: {search}"
     if trials.left_out:
         result.notes.append(
             f"not rehearsed to their end, for want of time: {', '.join(trials.left_out)} (--timeout gives more)"

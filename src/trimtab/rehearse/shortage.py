@@ -25,6 +25,8 @@ WHILE_LOADING = (
     "(device_map), or take a larger GPU."
 )
 """What helps where a model is being built or moved, and none has run."""
+_IN_ONE_PIECE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, then "
+"""How the fix of a fragmented memory begins."""
 _STANDS = ("weights", "gradients", "optimizer")
 """What is held however few rows there are."""
 
@@ -61,7 +63,10 @@ def measure(findings: list[Finding], memory: dict[str, dict[str, Any]]) -> None:
         if told is None:
             continue
         device, capacity, needed = device_of(finding.message), room(told), need(told)
-        if needed <= capacity:
+        if needed > capacity:
+            # Nor would it fit in one piece: that much of it lay idle in pieces is not what is wrong.
+            finding.fix = finding.fix.removeprefix(_IN_ONE_PIECE)
+        else:
             # It would fit in one piece: what the allocator reserves to give it out in pieces does not.
             needed = max(needed, int(told["reserved_bytes"] + told["context_bytes"]))
         short = max(0, needed - capacity)

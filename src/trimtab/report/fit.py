@@ -215,4 +215,4 @@ def _not_executed(told: Told) -> str:
     by_reason: dict[str, list[str]] = {}
     for layout, why in (told.get("not_executed") or {}).items():
         by_reason.setdefault(plain(why), []).append(str(layout))
-    return facts({why: "; ".join(layouts) for why, layouts in by_reason.items()})
+    return facts({"; ".join(layouts): why for why, layouts in by_reason.items()})

@@ -1,5 +1,8 @@
 /* Lets pointer and keyboard read a chart: what stands around the drawing, the box beside the cursor, zoom. */
 
+/* In a drawing that is narrower than this, in pixels, the box would cover what is read: it stands under it. */
+const ROOM_FOR_BOX = 416;
+
 class Chart extends Drawing {
   constructor(figure) {
     super(JSON.parse(figure.querySelector("script").textContent));
@@ -81,7 +84,9 @@ class Chart extends Drawing {
       this.zoomed();
     } else if (width !== this.plot.width) {
       this.plot.setSize({ width, height: this.height(width) });
+      this.tip.style.minHeight = "";
     }
+    this.tip.classList.toggle("under", width < ROOM_FOR_BOX);
   }
 
   redraw() {
@@ -130,6 +135,12 @@ class Chart extends Drawing {
       element("i", "", row);
       element("span", "", row, this.told.x);
       element("b", "", row, digits(this.told.at[index]));
+    }
+    if (tip.classList.contains("under")) {
+      /* The room that it has had stays: what follows does not move with every value. */
+      tip.style.minHeight = `${tip.offsetHeight}px`;
+      tip.classList.add("stays");
+      return;
     }
     const { left, top } = plot.over.getBoundingClientRect();
     const whole = this.place.getBoundingClientRect();
