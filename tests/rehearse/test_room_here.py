@@ -216,3 +216,21 @@ def test_a_machine_that_is_nearly_full_ends_a_rehearsal_with_values(
     monkeypatch.setattr(room_here, "_held", lambda folder: 900)
     assert room_here.Watch(tmp_path).seen()
     assert "filled the memory" in room_here.said(tmp_path)
+
+
+def test_why_values_do_not_fit_is_there_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sees that it was said ends the process that says it."""
+    real = Path.write_text
+
+    def interrupted(path: Path, text: str) -> int:
+        written = real(path, text[:1])
+        assert room_here.said(tmp_path) == ""
+        assert not room_here.Watch(tmp_path).seen()
+        return written + real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    room_here.say(tmp_path, "too little")
+    assert room_here.said(tmp_path) == "too little"
+    assert room_here.Watch(tmp_path).seen()

@@ -500,3 +500,15 @@ def test_what_is_computed_from_a_count_agrees_with_it(machine: Machine) -> None:
     mask = big().view(2, 8, -1).mean(-1) > 0
     assert mask.sum(1).tolist() == [int(mask.sum()) // 2] * 2
     assert torch.arange(int(mask.sum()), device="cuda").shape == mask.nonzero()[:, 0].shape
+
+
+def test_where_a_library_ends_its_sentences_decides_nothing() -> None:
+    """TRL cuts completions behind the first end of each: by shapes there is none, so that all of them is kept."""
+    code = "def cut(ids, ends):\n    return ids[ends.any(dim=1)]\n"
+    for file, how in (("trl/trainer/grpo_trainer.py", "value"), ("program.py", "shape")):
+        found: dict[str, Any] = {}
+        exec(compile(code, f"/packages/{file}", "exec"), found)
+        with virtual_gpus(1, shapes=True) as machine:
+            scores = torch.empty(64, 4096, device="cuda")
+            assert found["cut"](scores, scores > 0).shape == (64, 4096)
+            assert {asked.how for asked in machine.asked} == {how}

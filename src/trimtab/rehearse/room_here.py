@@ -44,8 +44,10 @@ def _file(folder: Path) -> Path:
 
 
 def say(folder: Path, why: str) -> None:
-    """Tell the parent: it ends what runs."""
-    _file(folder).write_text(why)
+    """Tell the parent: it ends what runs, so that all of it has to be there at once."""
+    begun = _file(folder).with_suffix(f".{os.getpid()}")
+    begun.write_text(why)
+    begun.replace(_file(folder))
 
 
 def said(folder: Path) -> str:

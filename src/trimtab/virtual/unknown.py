@@ -24,10 +24,15 @@ from trimtab.virtual.tensor import VIRTUAL, HostTensor, wrap
 
 _GO_ON = tuple(
     os.path.join(os.sep, *place.split("/"))
-    for place in ("torch/amp/grad_scaler.py", "transformers/generation/utils.py")
+    for place in (
+        "torch/amp/grad_scaler.py",
+        "transformers/generation/utils.py",
+        "trl/trainer/grpo_trainer.py",
+        "trl/trainer/utils.py",
+    )
 )
-"""Libraries' own questions (do gradients overflow? has every sentence ended?) that are answered so that the work goes
-on, which asks for the most: a program's memory does not hang on them."""
+"""Libraries' own questions (do gradients overflow? has every sentence ended, and where?) that are answered so that the
+work goes on, which asks for the most: a program's memory does not hang on them."""
 _MOST_BYTES = 1 << 28
 """Stand-ins for memory that a program reads as bytes are made up to this size."""
 
@@ -54,7 +59,8 @@ def asked(how: How, op: str, compared: bool = False) -> None:
     if in_force is None:
         return
     at = origin.nearest(1)
-    key = None if at is None else (at, origin.here(1), how, op, compared, in_force.hidden)
+    # The same code in two files is equal to Python.
+    key = None if at is None else (at[0].co_filename, at, origin.here(1), how, op, compared, in_force.hidden)
     if (known := _told.get(key)) is not None:
         _tell(in_force, known)
         return
