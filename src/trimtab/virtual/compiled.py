@@ -91,10 +91,11 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
             return function(*args, **kwargs)
         run = _Run(machine, function, settings, args, kwargs)
         if machine.repeats and machine.shapes:
-            known = met.find(machine, run.device, run.given, run.form)
-            if known is not NotImplemented:
-                return known
-            run.met, run.looking = met, looked_at.Looking(function)
+            known, own = met.find(run.given, run.form, run.device)
+            if known is not None and (own or machine.repeats == "alike"):
+                return met.again(machine, run.device, known, run.given)
+            run.met, run.like = met, known
+            run.looking = looked_at.Looking(function) if known is None else None
         try:
             return run.result()
         finally:
@@ -172,6 +173,8 @@ class _Run:
         self.met: repeated.Met | None = None
         """Who is to know what comes of it, so that it need not be run again."""
         self.looking: looked_at.Looking | None = None
+        self.like: repeated.Repeat | None = None
+        """What came of a layer that is like this one in all that it looks at."""
 
     def result(self) -> Any:
         outside = looked_at.outside_of(self.given, self.device) if self.met is not None else None
@@ -226,9 +229,12 @@ class _Run:
         self, plan: Plan, outside: looked_at.Seen, entered: list[Any], returned: list[Any], form: Any
     ) -> None:
         """Have it known what came of this run."""
-        fresh = self._fresh(returned)
         assert self.met is not None
-        assert self.looking is not None
+        if self.looking is None:
+            if self.like is not None and self.like.plan is plan:
+                self.met.learn(self.like)
+            return
+        fresh = self._fresh(returned)
         ran = repeated.Ran(
             function=self.function,
             device=self.device,
@@ -243,7 +249,7 @@ class _Run:
             trained=self.inputs(fresh)[1],
         )
         if (repeat := repeated.learnt(ran, outside, self.looking)) is not None:
-            self.met.learn(self.machine, repeat)
+            self.met.learn(repeat)
 
     def _entered(self) -> list[Any]:
         """The arguments as tensors of their own: what the code keeps of them is not what its compiled form keeps."""

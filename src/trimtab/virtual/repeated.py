@@ -9,7 +9,7 @@ behind) has it run again. Nothing of this is in force with values, nor unless a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,41 +84,41 @@ class _Result:
 
 
 class Met:
-    """What is known of one compiled function; and where pieces of other layers may stand for it, of these."""
+    """What is known of one compiled function."""
 
     def __init__(self, function: Any, kind: Any) -> None:
         self._own: list[Repeat] = []
         self._function, self._kind = function, kind
 
-    def find(self, machine: Machine, device: VirtualDevice, given: list[Any], form: Any) -> Any:
-        """What the piece gives, if it is known; else `NotImplemented`."""
-        if unknown.some_stand or not (candidates := list(self._candidates(machine))):
-            return NotImplemented
+    def find(self, given: list[Any], form: Any, device: VirtualDevice) -> tuple[Repeat | None, bool]:
+        """What came of it where all that it looks at was as it is now; and whether it was itself that ran then, or a
+        layer like it."""
+        if unknown.some_stand:
+            return None, False
+        others = [met for met in _alike.get(self._kind, ()) if met not in self._own]
+        if not self._own and not others:
+            return None, False
         with torch._C.DisableTorchFunction():
             try:
                 outside, modules = compared(given, device), modules_of(self._function)
-                for repeat in candidates:
+                for repeat in (*self._own, *others):
                     if repeat.form == form and repeat.outside.stands_for(outside) and _same(repeat, modules):
-                        break
-                else:
-                    return NotImplemented
+                        return repeat, repeat in self._own
             except Not:
-                return NotImplemented
-        return _again(machine, device, repeat, given, modules)
+                pass
+        return None, False
 
-    def _candidates(self, machine: Machine) -> Iterator[Repeat]:
-        yield from self._own
-        if machine.repeats == "alike":
-            yield from (met for met in _alike.get(self._kind, ()) if met not in self._own)
-
-    def learn(self, machine: Machine, repeat: Repeat) -> None:
+    def learn(self, repeat: Repeat) -> None:
         self._own.append(repeat)
-        if machine.repeats == "alike":
-            _alike.setdefault(self._kind, weakref.WeakSet()).add(repeat)
+        _alike.setdefault(self._kind, weakref.WeakSet()).add(repeat)
+
+    def again(self, machine: Machine, device: VirtualDevice, repeat: Repeat, given: list[Any]) -> Any:
+        """The results, without running it."""
+        return _again(machine, device, repeat, given, modules_of(self._function))
 
 
 _alike: dict[Any, weakref.WeakSet[Repeat]] = {}
-"""What is known of functions of one kind; each belongs to the function of which it was learnt, and goes with it."""
+"""What is known of functions of one kind; it belongs to those that have run so, and goes with them."""
 
 
 @dataclass
