@@ -153,7 +153,7 @@ def by_its_class(work: Callable[..., Any], func: Any, args: Any, kwargs: dict[st
         with held_modes.past_dispatch():
             return func(*args, **kwargs)
     if not _get_current_dispatch_mode_stack() and (mixed := _mixed(func, args, kwargs)) is not None:
-        return _replicated(func, mixed, args, kwargs)
+        return _replicated(work, func, mixed, args, kwargs)
     whole: Any = args[0] if args else None
     if whole.__class__ is list and len(whole) > _PIECE and _in_pieces(func):
         return _piece_by_piece(work, func, args, kwargs)
@@ -182,7 +182,9 @@ def _mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return next((leaf for leaf in kinds if type(leaf) in SHARDED), None) if plain else None
 
 
-def _replicated(func: Any, beside: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _replicated(
+    work: Callable[..., Any], func: Any, beside: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """An operation on a DTensor and other tensors, as torch takes it: by a handler of its own (loss_parallel); a single
     number is the same on every rank, and so is anything under `implicit_replication`; all else is refused."""
     from torch.distributed.tensor import Replicate
@@ -199,7 +201,7 @@ def _replicated(func: Any, beside: Any, args: Any, kwargs: dict[str, Any]) -> An
         return beside.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
     positional, named = tree_map(whole, (args, kwargs))
-    return func(*positional, **named)
+    return by_its_class(work, func, positional, named)
 
 
 @cache
