@@ -182,9 +182,7 @@ def _mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return next((leaf for leaf in kinds if type(leaf) in SHARDED), None) if plain else None
 
 
-def _replicated(
-    work: Callable[..., Any], func: Any, beside: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _replicated(work: Callable[..., Any], func: Any, beside: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation on a DTensor and other tensors, as torch takes it: by a handler of its own (loss_parallel); a single
     number is the same on every rank, and so is anything under `implicit_replication`; all else is refused."""
     from torch.distributed.tensor import Replicate
