@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
 import tiny_models
+import trimtab
 from trimtab.config.schema import ModelSettings
 from trimtab.errors import RequestError
 from trimtab.models import load_model, load_skeleton, load_tokenizer, model_source
@@ -108,6 +109,32 @@ def test_a_folder_without_a_tokenizer_and_one_of_an_unknown_kind_say_what_to_men
     (folder / "config.json").write_text('{"model_type": "llamma"}')
     with pytest.raises(RequestError, match=r"correct model_type in the model's config\.json"):
         load_skeleton(settings)
+
+
+def test_by_shapes_a_model_without_a_tokenizer_has_its_rows_read_by_the_built_in_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = ModelSettings(name=str(folder)), list[str]()
+    monkeypatch.setattr("trimtab.models.load.rehearsal_proves_not", said.append)
+    config = json.loads((folder / "config.json").read_text())
+    with trimtab.virtual_gpus(1, shapes=True):
+        (folder / "tokenizer.json").write_text("{")
+        with pytest.raises(RequestError, match="tokenizer could not be loaded"):
+            load_tokenizer(settings)  # damaged is not absent
+        for file in (*folder.glob("tokenizer*"), *folder.glob("vocab*")):
+            file.unlink()
+        with pytest.raises(RequestError, match="the folder has no tokenizer"):
+            load_tokenizer(settings)  # its ids would be beyond the model's words
+        assert said == []
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 128256}))
+        tokenizer = load_tokenizer(settings)
+    assert tokenizer("words").input_ids == load_tokenizer(ModelSettings(name="smollm2"))("words").input_ids
+    assert tokenizer.chat_template is not None
+    assert tokenizer.pad_token is not None
+    assert len(said) == 1
+    assert "how long they are is not proven" in said[0]
+    with pytest.raises(RequestError, match="the folder has no tokenizer"):
+        load_tokenizer(settings)
 
 
 def test_a_chat_template_that_is_not_utf8(tiny_model: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from marks import marked_lines
+from transformers import LlamaConfig
 
 Rehearse = Callable[..., dict[str, Any]]
 WEIGHTS = 8_030_261_248
@@ -216,6 +217,22 @@ def test_a_config_of_many_steps_comes_to_its_end(rehearse: Rehearse, repository:
     assert any("4 of the run's steps are made" in note for note in report["notes"])
     assert report["findings"] == []
     assert {"evaluate", "save"} <= {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
+
+
+@pytest.mark.slow
+def test_a_config_whose_model_is_no_more_than_its_config(
+    rehearse: Rehearse, repository: Path, tmp_path: Path
+) -> None:
+    LlamaConfig(hidden_size=256, num_hidden_layers=2, vocab_size=64000).save_pretrained(tmp_path / "bare")
+    report = rehearse(
+        *(str(repository / "examples" / "sft.yaml"), f"model={tmp_path / 'bare'}", "device=cuda"),
+        gpus=1,
+        shapes_only=True,
+    )
+    assert report["verdict"] == "unproven", report["text"]
+    assert report["findings"] == []
+    assert any("tokenizer of" in note and "is not here" in note for note in report["notes"])
+    assert {"first step", "save"} <= {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
 
 
 @pytest.mark.slow

@@ -14,11 +14,12 @@ from trimtab.models.chat import chat_template_for
 from trimtab.models.families import CAUSAL_LM, ELSEWHERE, Family, families_of
 from trimtab.models.folder_files import check_folder_files, has_tokenizer
 from trimtab.models.own_code import code_options
-from trimtab.models.shape_names import is_shape, shape_processor, shape_tokenizer
+from trimtab.models.shape_names import builtin_tokenizer, is_shape, shape_processor, shape_tokenizer
 from trimtab.models.weight_files import check_folder
 from trimtab.models.whole import check_whole
 from trimtab.placement import default_stream, take_inputs
 from trimtab.placement.stacks import under
+from trimtab.rehearse.process import rehearsal_proves_not
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
@@ -66,17 +67,46 @@ def make_built_in(settings: ModelSettings) -> None:
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with a chat template and a padding token always set."""
-    from transformers import AutoTokenizer
-
-    if is_shape(settings.name):
-        tokenizer = shape_tokenizer(settings.name)
-    else:
-        source = model_source(settings)
-        with _readable_errors(settings, "tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(source, **_remote(settings))
-            tokenizer("a")  # settings of another type than they should have are met only in use
+    try:
+        tokenizer = shape_tokenizer(settings.name) if is_shape(settings.name) else _own_tokenizer(settings)
+    except RequestError as error:
+        if not shapes_only() or not _is_not_here(settings, error):
+            raise
+        tokenizer = _another_tokenizer(settings, error)
     tokenizer.chat_template = chat_template_for(settings, tokenizer)
     _pad(tokenizer)
+    return tokenizer
+
+
+def _own_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    source = model_source(settings)
+    with _readable_errors(settings, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_remote(settings))
+        tokenizer("a")  # settings of another type than they should have are met only in use
+    return tokenizer
+
+
+def _is_not_here(settings: ModelSettings, error: RequestError) -> bool:
+    """Whether there is no tokenizer to be had; one that is damaged is another matter."""
+    folder = Path(settings.name).expanduser()
+    return not has_tokenizer(folder) if folder.is_dir() else isinstance(error.__cause__, OSError)
+
+
+def _another_tokenizer(settings: ModelSettings, error: RequestError) -> PreTrainedTokenizerBase:
+    """The built-in model's: what a step takes can be told of a config alone, too, but not how long its rows are."""
+    words = getattr(load_model_config(settings).get_text_config(), "vocab_size", 0)
+    try:
+        tokenizer = builtin_tokenizer()
+    except RequestError:
+        raise error from None
+    if words < len(tokenizer):
+        raise error
+    rehearsal_proves_not(
+        f"the tokenizer of {settings.name} is not here, and `trimtab train` would end there: rows were read by that of "
+        f"{builtin.NAME}, so how long they are is not proven"
+    )
     return tokenizer
 
 

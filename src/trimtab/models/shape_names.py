@@ -73,11 +73,17 @@ def is_shape(name: str) -> bool:
     return name.lower() in SHAPES
 
 
-def shape_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The built-in model's tokenizer, with the tokens by which this shape's kind of model is told more than words."""
+def builtin_tokenizer() -> PreTrainedTokenizerBase:
+    """The built-in model's, for models that have none here."""
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(builtin.builtin_folder()))
+    return tokenizer
+
+
+def shape_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The built-in model's tokenizer, with the tokens by which this shape's kind of model is told more than words."""
+    tokenizer = builtin_tokenizer()
     more = {LLAVA_8B: [IMAGE_TOKEN], HIGGS_3B: list(VOICE_TOKENS)}[name.lower()]
     tokenizer.add_special_tokens({"additional_special_tokens": more})
     return tokenizer

@@ -180,6 +180,12 @@ def rehearsal_notes(text: str) -> None:
         _process.recorder.write(t="note", text=text)
 
 
+def rehearsal_proves_not(text: str) -> None:
+    """Let it say what it did not prove, which its verdict then tells too."""
+    if _process is not None:
+        _process.recorder.write(t="unproven", text=text)
+
+
 def rehearsed_steps() -> int | None:
     """How many optimizer steps the rehearsal that this process belongs to makes at most, where that was asked for."""
     return None if _process is None else _process.settings.max_steps
