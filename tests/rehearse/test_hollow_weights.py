@@ -107,6 +107,7 @@ def test_shards_are_saved_and_loaded(rehearse_warm: Rehearse, tmp_path: Path, ev
         str(path), str(tmp_path / "dcp"), ranks=2, gpus=2, shapes_only=True, every_rank=every
     )
     assert (report["verdict"], report["findings"]) == ("clean", []), report["text"]
+    assert "invalid fill" not in report["stderr"]  # DCP's warning of each tensor whose other parts it misses
     size = int(report["stdout"].split("file of ")[1].split()[0])
     half = 2 * 2048 * 2049 * 4 // 2
     assert half < size < half + 20_000

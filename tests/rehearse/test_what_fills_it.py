@@ -60,6 +60,48 @@ def test_a_copy_on_the_host_takes_nothing(rehearse_warm: Rehearse, tmp_path: Pat
     assert report["verdict"] == "clean", report["text"]
 
 
+STAGES = """
+    import gc
+    import torch
+    from torch import nn
+
+    def stage(model, optimizer):
+        for _ in range(2):
+            model(torch.randn(64, 4096, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(8)]).cuda()
+    first = torch.optim.Adam(model.parameters(), fused=True)  # cause
+    AHEAD
+    stage(model, first)
+    BETWEEN
+    second = torch.optim.Adam(model.parameters(), fused=True)
+    stage(model, second)
+"""
+
+
+@pytest.mark.parametrize("how", ["held", "let go", "by turns"])
+def test_an_optimizer_that_steps_no_more_is_named(rehearse_warm: Rehearse, tmp_path: Path, how: str) -> None:
+    """Weights, gradients and two moments (2 GiB) fit, the first stage's moments (1 GiB) beside them do not."""
+    text = STAGES.replace("BETWEEN", "del first; gc.collect()" if how == "let go" else "")
+    if how == "by turns":  # both are there from the beginning: neither follows the other
+        second = "second = torch.optim.Adam(model.parameters(), fused=True)"
+        text = text.replace(second, "").replace("AHEAD", second)
+    path = _written(tmp_path, text.replace("AHEAD", ""))
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=int(2.9 * GIB))
+    if how == "let go":
+        assert report["verdict"] == "clean", report["text"]
+        return
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    named = found["cause"] is not None and "steps no more" in found["cause"]["why"]
+    assert named is (how == "held"), report["text"]
+    if named:
+        assert found["cause"]["line"] in marked_lines(path, "cause")
+        assert found["cause"]["why"].startswith("1.0 GiB on cuda:0")
+        assert "gc.collect()" in found["fix"]
+
+
 GATHERED = """
     import torch
     from torch import nn

@@ -346,6 +346,20 @@ def test_streams_of_shapes_are_read_again_as_shapes(machine: Machine, tmp_path: 
     assert not machine.asked
 
 
+def test_what_is_written_into_memory_takes_none_of_it(machine: Machine, tmp_path: Path) -> None:
+    """As Lightning saves: into a BytesIO, whose bytes become the file."""
+    weight = torch.empty(1 << 15, 1 << 14, device="cuda")  # 2 GiB
+    stream = io.BytesIO()
+    torch.save({"weight": weight, "step": torch.tensor(7)}, stream)
+    assert len(stream.getvalue()) < 10_000
+    (tmp_path / "kept.ckpt").write_bytes(stream.getvalue())
+    for place in ("cpu", "cuda"):
+        loaded = torch.load(tmp_path / "kept.ckpt", map_location=place)
+        assert (loaded["weight"].shape, loaded["weight"].device.type) == (weight.shape, place)
+        assert is_unknown(loaded["weight"])
+        assert loaded["step"].item() == 7
+
+
 def test_a_file_of_the_users_stays_whole_where_nothing_is_kept_apart(
     machine: Machine, tmp_path: Path
 ) -> None:

@@ -73,14 +73,14 @@ class RehearsalObserver(Observer):
         machine = state.machine()
         if fault.kind == "out-of-memory" and machine is not None:
             full, frees = shortage.full_one(fault.message, machine), 0
-            if finding.fix in ("", known_fix(fault.message)) and self._process.read is not None:
-                named = (finding, str(full.device))
-                finding, frees = shield.call(
-                    "ReadStates", self._process.read.beside, *named, otherwise=(finding, 0)
-                )
-                if not frees and self._process.idle is not None:
+            for filler in self._process.fillers if finding.fix in ("", known_fix(fault.message)) else ():
+                if not frees:
                     finding, frees = shield.call(
-                        "IdleModels", self._process.idle.beside, *named, otherwise=(finding, 0)
+                        type(filler).__name__,
+                        filler.beside,
+                        finding,
+                        str(full.device),
+                        otherwise=(finding, 0),
                     )
             if not frees and not self._process.ran_a_module and _of_a_module():
                 finding.fix = shortage.WHILE_LOADING

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trimtab.rehearse.checks.base import BaseCheck
     from trimtab.rehearse.full import FullGpus
     from trimtab.rehearse.idle_models import IdleModels
+    from trimtab.rehearse.past_optimizers import PastOptimizers
     from trimtab.rehearse.read_states import ReadStates
     from trimtab.virtual.state import Machine
 
@@ -61,10 +62,8 @@ class Process:
         """Whether a module was called here, rows were read, a backward pass ran and an optimizer stepped."""
         self.full: FullGpus | None = None
         """Who follows what the program makes of a full GPU."""
-        self.read: ReadStates | None = None
-        """Who knows what was read from files to a GPU."""
-        self.idle: IdleModels | None = None
-        """Who knows which models have run."""
+        self.fillers: list[ReadStates | PastOptimizers | IdleModels] = []
+        """Who knows what may lie on a full GPU to no purpose; the surest first."""
         self.executed: set[str] | None = None
         """The files whose code has run here, where all of them are known."""
         self.hard_exit: Callable[[int], NoReturn] = os._exit
@@ -236,6 +235,7 @@ def _attach(process: Process, machine: Machine) -> None:
     from trimtab.rehearse.full import FullGpus
     from trimtab.rehearse.idle_models import IdleModels
     from trimtab.rehearse.layers import Layers
+    from trimtab.rehearse.past_optimizers import PastOptimizers
     from trimtab.rehearse.phases import Phases
     from trimtab.rehearse.read_states import ReadStates
     from trimtab.virtual import bootstrap, deeds, kinds, origin, places
@@ -268,13 +268,11 @@ def _attach(process: Process, machine: Machine) -> None:
     what_if.put_in(process.settings.what_if)
     phases = Phases(process)
     process.full = FullGpus(process, phases)
-    process.read = ReadStates(process)
-    process.idle = IdleModels(process, phases)
+    process.fillers = [ReadStates(process), PastOptimizers(process), IdleModels(process, phases)]
     process.checks = [
         phases,
         process.full,
-        process.read,
-        process.idle,
+        *process.fillers,
         Layers(process),
         *checks.all_checks(process),
     ]

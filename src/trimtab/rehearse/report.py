@@ -13,7 +13,7 @@ from collections.abc import Callable
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.errors import shown
 from trimtab.rehearse import memory_text
-from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.session import WORDS, AskedAt
 from trimtab.rehearse.verdict import Result
 from trimtab.rehearse.written import sentence
 
@@ -86,24 +86,54 @@ def _files(result: Result) -> list[str]:
 
 
 def _not_proven(result: Result, paint: Paint) -> list[str]:
-    """Where the program asked for values, of which shapes have none."""
+    """Where the program asked for values, of which shapes have none. What decides is told line by line; of the rest
+    only the program's own lines, each with the places in libraries that it led to."""
     if not result.asked:
         return []
-    lines = [paint(_YELLOW, "not proven: values that were asked for here were not computed")]
-    watched = sum(asked.how == "watch" for asked in result.asked)
-    listed = [asked for asked in result.asked if asked.how != "watch"]
-    for asked in sorted(listed, key=lambda asked: not asked.decides):
+    lines: list[str] = []
+    deciding = [asked for asked in result.asked if asked.decides]
+    if deciding:
+        lines.append(
+            paint(_YELLOW, "not proven: what the program does hangs on values that shapes do not have")
+        )
+    for asked in deciding:
         place = asked.where or asked.inside
-        if place is None:
-            lines += _field(WORDS[asked.how], asked.op, 12)
-            continue
-        lines += _field(WORDS[asked.how], _line_of(place), 12)
+        lines += _field(WORDS[asked.how], asked.op if place is None else _line_of(place), 12)
         if asked.where is not None and asked.inside is not None:
             lines += _field("", f"inside {_line_of(asked.inside)}", 12)
+    shown_only = [asked for asked in result.asked if not asked.decides and asked.how != "watch"]
+    watched = sum(asked.how == "watch" for asked in result.asked)
+    if shown_only or watched:
+        lines.append(
+            paint(
+                _DIM,
+                "not known: values that were asked for, and that nothing was seen to hang on (printed as ?)",
+            )
+        )
+    for (how, line), group in _by_line(shown_only).items():
+        lines += _field(WORDS[how], line, 12)
+        if inside := _places([asked.inside for asked in group if asked.where and asked.inside]):
+            lines += _field("", f"inside {inside}", 12)
     if watched:
         what = "whether losses and gradients are finite, and how large they are"
         lines += _field(WORDS["watch"], f"Trimtab itself, at {watched} lines of its own: {what}", 12)
     return ["\n".join(lines)]
+
+
+def _by_line(asked: list[AskedAt]) -> dict[tuple[str, str], list[AskedAt]]:
+    found: dict[tuple[str, str], list[AskedAt]] = {}
+    for one in asked:
+        place = one.where or one.inside
+        found.setdefault((one.how, one.op if place is None else _line_of(place)), []).append(one)
+    return found
+
+
+def _places(places: list[Place | None]) -> str:
+    """Lines of libraries, those of one file together."""
+    lines: dict[str, list[int]] = {}
+    for place in filter(None, places):
+        lines.setdefault(_short(place.file), []).append(place.line)
+    return "; ".join(f"{file}:{', '.join(map(str, sorted(set(at))))}" for file, at in lines.items())
 
 
 def _block(number: int, finding: Finding, paint: Paint) -> str:

@@ -2,9 +2,10 @@
 has a hole, or it is not written.
 
 The file is as large as it would be, and takes next to no room; a record of it lists what has no values, and what is
-loaded again has none either. Nothing is written where it could be taken for a checkpoint: the machine says where
-(`Machine.hollow_to`); without a word of it, only into memory. How safetensors leaves holes a rehearsal knows; elsewhere
-what it would write is refused.
+loaded again has none either. Written into memory (as Lightning does, before it writes the file) it is that list
+alone. Nothing is written where it could be taken for a checkpoint: the machine says where (`Machine.hollow_to`);
+without a word of it, only into memory. How safetensors leaves holes a rehearsal knows; elsewhere what it would write is
+refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ imported by name, in whichever version."""
 def may_write(where: Any, nbytes: int) -> None:
     """Raise NotSimulated where weights without values are not to be written."""
     machine = state.machine()
-    if isinstance(where, io.BytesIO) and not isinstance(where, _Late):
+    if _in_memory(where):
         refuse_more(nbytes)  # a hole in memory takes room
     elif machine is None or machine.hollow_to is None:
         raise state.NotSimulated(
@@ -44,6 +45,10 @@ def may_write(where: Any, nbytes: int) -> None:
         named = where if hasattr(where, "name") else getattr(where, "raw", where)
         name = getattr(named, "name", named)
         machine.hollow_to(os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else None)
+
+
+def _in_memory(where: Any) -> bool:
+    return isinstance(where, io.BytesIO) and not isinstance(where, _Late)
 
 
 class _Late(io.BytesIO):
@@ -88,14 +93,17 @@ class _Opened:
             return
         records = self._held.records
         hollow = {name: size for name, data, size in records if _has_no_values(data)}
+        listed = bool(hollow) and _in_memory(self._where)
         if hollow:
-            may_write(self._where, sum(hollow.values()))
+            may_write(self._where, 0 if listed else sum(hollow.values()))
             said = json.dumps(list(hollow))
             records.append((RECORD, said, len(said)))
         is_path = isinstance(self._where, str | os.PathLike)
         with self._opened(self._where if is_path or not hollow else _Stream(self._where)) as writer:
             for name, data, size in records:
-                if data is None or name in hollow:
+                if listed and name in hollow:
+                    writer.write_record(name, b"", 0)
+                elif data is None or name in hollow:
                     writer.write_record_metadata(name, size)
                 else:
                     writer.write_record(name, data, size)
