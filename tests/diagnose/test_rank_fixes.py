@@ -248,6 +248,36 @@ def test_what_is_gathered_is_padded_before_the_list_is_made(tmp_path: Path) -> N
     assert lines[6].strip() == "ids = torch.nn.functional.pad(ids, (0, longest.item() - ids.size(1)))"
 
 
+def test_what_accelerate_gathers_is_padded_by_it(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def answers(accelerator, ids, plain):
+            found = accelerator.gather_for_metrics(ids).tolist()  # stands
+            return found + plain.gather(ids)  # other
+        """,
+    )
+    fix = mends_collectives.padded_by_accelerate(source.place(file, marks["stands"]), [4, 9], [4, 7])
+    assert fix is not None
+    lines = _after(file, fix.edits).splitlines()
+    assert lines[marks["stands"] - 1].strip() == "ids = accelerator.pad_across_processes(ids, dim=1)"
+    assert mends_collectives.padded_by_accelerate(source.place(file, marks["stands"]), [4, 9], [3, 7]) is None
+    assert mends_collectives.padded_by_accelerate(source.place(file, marks["other"]), [4, 9], [4, 7]) is None
+
+
+def test_weights_that_a_file_replaced_by_its_own_type(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        def load(model, path):
+            model.load_state_dict(torch.load(path), assign=True)  # cause
+        """,
+    )
+    fix = mends_collectives.of_type(source.place(file, marks["cause"]), "bfloat16")
+    assert fix.text.startswith("`assign=True` puts the file's tensors")
+    assert "torch.bfloat16" in fix.text
+
+
 def test_the_seed_of_a_sampler_without_the_rank(tmp_path: Path) -> None:
     file, marks = _written(
         tmp_path,

@@ -107,6 +107,8 @@ def test_a_tower_that_one_rank_skips_is_named(
         assert "all_reduce of 1 float32" in found["message"]
         assert f"all_reduce of {49 * 512 + 513 * 512} float32" in found["message"]
     assert "the last collectives of each rank" in report["text"]
+    assert "Traceback" not in report["stderr"]  # it would be of our own error, and of gloo's
+    assert report["stderr"].count("stopped: the ranks disagree") == 2
 
 
 @pytest.mark.parametrize("way", ["fsdp2", "fsdp1", "each", "flat", "ddp"])

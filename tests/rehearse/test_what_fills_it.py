@@ -60,6 +60,43 @@ def test_a_copy_on_the_host_takes_nothing(rehearse_warm: Rehearse, tmp_path: Pat
     assert report["verdict"] == "clean", report["text"]
 
 
+COPIED = """
+    import copy
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False) for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Net().requires_grad_(False).cuda()
+    optimizer = torch.optim.SGD(model.layers[-1].requires_grad_(True).parameters(), lr=0.1)
+    model(torch.randn(64, 4096, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    kept = copy.deepcopy(model)  # cause
+    torch.save(kept.state_dict(), "kept.pt")
+"""
+
+
+def test_a_gpu_that_is_full_in_the_midst_of_a_copy(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    """Some of eight layers (64 MiB each) have been copied: nothing of the copy is whole but these layers."""
+    path = _written(tmp_path, COPIED)
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=int(1.1 * GIB))
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    assert not any("IdleModels" in note for note in report["notes"]), report["text"]
+    assert found["where"]["line"] in marked_lines(path, "cause")
+    assert found["cause"]["line"] in marked_lines(path, "cause")
+    assert "of weights lie on cuda:0 since this line" in found["cause"]["why"]
+    assert found["fix"].startswith("Make the copy on the host"), report["text"]
+
+
 STAGES = """
     import gc
     import torch

@@ -208,3 +208,34 @@ def test_nothing_is_left_behind() -> None:
     with virtual_gpus(1):
         assert all(now is not then for now, then in zip(parts(), before, strict=True))
     assert parts() == before
+
+
+def _average(rank: int, store: str, queue: Any) -> None:
+    with virtual_gpus(2):
+        dist.init_process_group("nccl", rank=rank, world_size=2, init_method=f"file://{store}")
+        torch.cuda.set_device(rank)
+        whole = torch.tensor([3, -4], device="cuda") * (rank + 1) - rank
+        dist.all_reduce(whole, op=dist.ReduceOp.AVG, async_op=True).wait()
+        root = torch.tensor([7 if rank else 2], device="cuda")
+        dist.reduce(root, 0, op=dist.ReduceOp.AVG)
+        part = torch.zeros(1, dtype=torch.int32, device="cuda")
+        dist.reduce_scatter(
+            part, list((torch.tensor([[1], [4]], device="cuda") * (rank + 1)).int()), op=dist.ReduceOp.AVG
+        )
+        float_ = torch.tensor(1.0 + rank, device="cuda")
+        dist.all_reduce(float_, op=dist.ReduceOp.AVG)
+        queue.put((rank, whole.tolist(), root.tolist(), part.tolist(), float_.item()))
+        dist.destroy_process_group()
+
+
+def test_averages_of_whole_numbers_are_nccls(tmp_path: Path) -> None:
+    """Sums [8, -13], 9, [3] and [12], divided towards nought; gloo refuses an average of whole numbers."""
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [context.Process(target=_average, args=(n, str(tmp_path / "store"), queue)) for n in range(2)]
+    for one in ranks:
+        one.start()
+    told = sorted(queue.get(timeout=120) for _ in ranks)
+    for one in ranks:
+        one.join()
+    assert told == [(0, [4, -6], [4], [1], 1.5), (1, [4, -6], [7], [6], 1.5)]

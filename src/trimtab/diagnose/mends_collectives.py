@@ -39,8 +39,36 @@ def padded(at: Place | None, one: list[int] | None, other: list[int] | None) -> 
     return Fix(f"Pad to the longest of all ranks first: {'; '.join(code)}.", at, [edit])
 
 
+def padded_by_accelerate(at: Place | None, one: list[int] | None, other: list[int] | None) -> Fix | None:
+    """The same by what accelerate has for it, where one of its gathers is called."""
+    if at is None or one is None or other is None or len(one) != len(other):
+        return None
+    apart = [n for n, (left, right) in enumerate(zip(one, other, strict=True)) if left != right]
+    called = next(source.methods_on(at.file, at.line, "gather", "gather_for_metrics"), None)
+    statement = source.statement(at.file, at.line)
+    if called is None or statement is None or len(apart) != 1:
+        return None
+    call, holder = called
+    given = call.args[0] if call.args else None
+    if "accelerat" not in source.last_name(holder).lower() or not isinstance(given, ast.Name):
+        return None
+    code = f"{given.id} = {ast.unparse(holder)}.pad_across_processes({given.id}, dim={apart[0]})"
+    edit = rewrite.before(at.file, statement, code)
+    return Fix(
+        f"Pad to the longest of all ranks first: {code} (pad_index= the padding's number).", at, [edit]
+    )
+
+
 def of_type(at: Place, dtype: str) -> Fix:
     """A tensor that is made on a line, made of the type that the other ranks have."""
+    for call, _ in source.methods_on(at.file, at.line, "load_state_dict"):
+        if (assigned := source.keyword(call, "assign")) is not None:
+            taken = f"`assign={ast.unparse(assigned)}` puts the file's tensors, with their type, in the weights' place"
+            return Fix(
+                f"{taken}: leave it out, so that their values are copied into weights of torch.{dtype}, or cast the "
+                f"model afterwards: .to(torch.{dtype}).",
+                at,
+            )
     fix = f"Make it of the type that the other ranks give: dtype=torch.{dtype}"
     node = source.statement(at.file, at.line)
     made = rewrite.factory_calls(node) if node is not None else []

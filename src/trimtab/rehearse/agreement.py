@@ -10,13 +10,14 @@ import itertools
 import json
 import os
 import secrets
+import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import between_two, disagreements, places, sharded_weights, skipped_modules
+from trimtab.rehearse import between_two, disagreements, places, sharded_weights, shield, skipped_modules
 from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.skipped_modules import Ran
 
@@ -271,6 +272,19 @@ def lost_peer(process: Process, error: BaseException, stack: list[Place]) -> tup
         if mine is not None and (mine["group"], mine["n"]) not in peer.calls:
             return True, disagreements.missing(world.rank, mine, rank, peer.last, where, str(error))
     return False, None
+
+
+def said_shortly(error: BaseException, process: Process) -> bool:
+    """Print a line, in a traceback's place, for an error that only stops ranks that disagree: one that was raised for
+    that, or the transport's word of such a rank. The report tells all of it; on hardware the ranks would wait."""
+    echo = isinstance(error, RanksDisagree)
+    if _world is not None and "gloo/transport" in str(error):
+        found = (record["finding"]["kind"] for record in process.others_records() if record["t"] == "finding")
+        echo = "ranks-disagree" in found
+    if not echo or os.environ.get(shield.DEBUG):
+        return False
+    print("stopped: the ranks disagree, as the report tells", file=sys.stderr)
+    return True
 
 
 def note(process: Process, record: dict[str, Any]) -> None:

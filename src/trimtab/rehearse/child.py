@@ -14,7 +14,7 @@ import traceback
 import types
 from pathlib import Path
 
-from trimtab.rehearse import command, instead, process
+from trimtab.rehearse import agreement, command, instead, process
 from trimtab.rehearse.errors import only_aborted, stopped_as_asked
 from trimtab.start_up import roomy
 
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
         if stopped_as_asked(error, here):
             how = "max-steps"
         else:
-            _print(error)
+            if not agreement.said_shortly(error, here):
+                _print(error)
             if not only_aborted(error, here):
                 here.failed(error)
                 how, status = "error", 1

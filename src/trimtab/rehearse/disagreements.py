@@ -165,7 +165,10 @@ def _unequal(first: Record, second: Record, stands: Place | None) -> Said:
     anew = made is not None and rewrite.has_factory(made)
     if [file, line] in second.get("way", ()) or (first["born"] == second["born"] and not anew):
         shapes = [first.get("shape"), second.get("shape")]
-        padded = mends_collectives.padded(stands, *shapes) if first["op"].startswith("all_gather") else None
+        padded = None
+        if first["op"].startswith("all_gather"):
+            padded = mends_collectives.padded(stands, *shapes)
+            padded = padded or mends_collectives.padded_by_accelerate(stands, *shapes)
         cause = cause_at(stands, "what each rank gives here is of another size")
         if padded is not None:
             return Said(cause, padded.text, padded.edits)

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 _SHARE = 0.05
 """The part of a GPU from which on it is worth a word."""
+_KEPT = (
+    "Keep them on the host, and bring to them what they follow (an average of the weights: "
+    '`p.detach().to("cpu")`), hold them in 16 bits, or delete a model that is not needed any more before the '
+    "training begins."
+)
+_COPIED = (
+    "Make the copy on the host, where there is room: of a model that has been moved there (model.cpu()), or build a "
+    "second one there and give it the first one's values (load_state_dict copies across devices). Where the model is "
+    "not needed any more as it is, change it in place."
+)
 
 
 class IdleModels(BaseCheck):
@@ -45,24 +55,29 @@ class IdleModels(BaseCheck):
             next((d.total_bytes for d in machine.devices if str(d.device) == device), 0) if machine else 0
         )
         idle = self._idle(device) if self.process.differentiated else {}
+        import sys
+
+        print("IDLE", idle, self.process.differentiated, len(list(gc.get_objects())), file=sys.stderr)
         line, count = max(idle.items(), key=lambda pair: pair[1], default=(None, 0))
         if line is None or count < _SHARE * capacity:
             return finding, 0
         why = f"{size(count)} of weights lie on {device} since this line: no pass runs them, no optimizer trains them"
-        fix = (
-            "Keep them on the host, and bring to them what they follow (an average of the weights: "
-            '`p.detach().to("cpu")`), hold them in 16 bits, or delete a model that is not needed any more before the '
-            "training begins."
+        place = source.place(line.file, line.line)
+        copied = any(
+            source.called_name(call) == "deepcopy" for call in source.call_on(place.file, place.line)
         )
-        cause = cause_at(source.place(line.file, line.line), why)
-        return replace(finding, cause=cause, fix=fix, edits=[]), count
+        fix = _COPIED if copied and place == finding.where else _KEPT
+        return replace(finding, cause=cause_at(place, why), fix=fix, edits=[]), count
 
     def _idle(self, device: str) -> dict[Origin, int]:
         """The bytes of such weights, by the line that put them there."""
         trained = (p for optimizer in self._made for p in trained_by(optimizer))
         used = {holders.storage_of(one) for one in _on_gpus([*trained, *_held(self._phases.ran)])}
         found: dict[Origin, int] = {}
-        for tensor in _on_gpus(_held(one for one in gc.get_objects() if issubclass(type(one), nn.Module))):
+        modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))
+        # One that is being copied right now has nothing yet; what it is made of may be whole.
+        whole = (one for one in modules if "_parameters" in vars(one) and "_buffers" in vars(one))
+        for tensor in _on_gpus(_held(whole)):
             line = origin.moved_of(tensor) or origin.born_of(tensor)
             if line is None or str(tensor.device) != device or (known := holders.storage_of(tensor)) in used:
                 continue

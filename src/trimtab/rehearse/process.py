@@ -297,6 +297,8 @@ def _catch_ends(process: Process) -> None:
         real_exit(status)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        from trimtab.rehearse import agreement
+
         stopped = stopped_as_asked(error, process)
         if stopped or only_aborted(error, process):
             # To end as asked is no failure: a launcher above must not take it for one.
@@ -305,7 +307,8 @@ def _catch_ends(process: Process) -> None:
             sys.stderr.flush()
             process.hard_exit(0)
         process.failed(error)
-        (tracebacks.print_error if real_hook is sys.__excepthook__ else real_hook)(kind, error, traceback)
+        if not agreement.said_shortly(error, process):
+            (tracebacks.print_error if real_hook is sys.__excepthook__ else real_hook)(kind, error, traceback)
 
     def end() -> None:
         process.finish("done")

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from trimtab.virtual import whole_averages
 from trimtab.virtual.state import NotSimulated, Patch
 
 # Each takes its results as its first argument and gives back a handle.
@@ -35,7 +36,11 @@ def patches() -> list[Patch]:
     """What to replace while virtual GPUs are in force."""
     group, work = dist.ProcessGroup, dist.Work
     # Names differ from one torch to the next.
-    made = [(group, name, _remembering(vars(group)[name])) for name in _COLLECTIVES if name in vars(group)]
+    made = [
+        (group, name, _remembering(whole_averages.as_nccl(vars(group)[name])))
+        for name in _COLLECTIVES
+        if name in vars(group)
+    ]
     return [
         *made,
         (work, "get_future", _get_future(vars(work)["get_future"])),
