@@ -97,6 +97,64 @@ def test_a_gpu_that_is_full_in_the_midst_of_a_copy(rehearse_warm: Rehearse, tmp_
     assert found["fix"].startswith("Make the copy on the host"), report["text"]
 
 
+ATTENTION = """
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(256, 768)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(4, 2048, 3, 8, 32).permute(2, 0, 3, 1, 4)LAID
+            ATTEND  # cause
+            return y.transpose(1, 2).reshape(4, 2048, 256)
+
+    model = nn.Sequential(Attention(), Attention()).cuda()
+    model(torch.randn(4, 2048, 256, device="cuda")).square().mean().backward()
+"""
+BY_HAND = "w = (q @ k.transpose(-1, -2)).softmax(-1)"
+SDPA = "y = nn.functional.scaled_dot_product_attention(q, k, v)"
+STRIDED = ".transpose(-1, -2).contiguous().transpose(-1, -2)"
+
+
+@pytest.mark.parametrize(
+    ("attend", "laid", "said"),
+    [
+        (
+            f"{BY_HAND} @ v".replace("w = ", "y = "),
+            "",
+            "Compute it by torch.nn.functional.scaled_dot_product",
+        ),
+        (
+            SDPA,
+            STRIDED,
+            "No fused kernel takes this attention, and the plain one keeps the scores of all pairs",
+        ),
+        (SDPA, "", ""),
+        ("y = nn.functional.elu(q.repeat(1, 1, 1, 64)).sum(-1, keepdim=True).softmax(-1) * v", "", None),
+    ],
+    ids=["by hand", "strided", "fused", "a softmax of something else"],
+)
+def test_the_scores_of_all_pairs(
+    rehearse_warm: Rehearse, tmp_path: Path, attend: str, laid: str, said: str | None
+) -> None:
+    """512 MiB of scores, several times; fused kernels keep none of them."""
+    path = _written(tmp_path, ATTENTION.replace("LAID", laid).replace("ATTEND", attend))
+    report = rehearse_warm(str(path), gpus=1, shapes_only=True, memory_bytes=int(0.9 * GIB))
+    if said == "":
+        assert report["verdict"] == "clean", report["text"]
+        return
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    if said is None:
+        assert "scaled_dot_product" not in found["fix"]
+        return
+    assert found["cause"]["line"] in marked_lines(path, "cause"), report["text"]
+    assert found["fix"].startswith(said), report["text"]
+    assert ("stride 1" in found["fix"]) is (laid == STRIDED)
+
+
 STAGES = """
     import gc
     import torch

@@ -1,4 +1,5 @@
-"""What fills a GPU, where the stack tells it: predictions that a Trainer gathers, passes that wait for one backward."""
+"""What fills a GPU, where the stack or the line tells it: predictions that a Trainer gathers, passes that wait for one
+backward, the scores of all pairs of an attention."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from trimtab.diagnose import flow, holders, source
 from trimtab.diagnose.finding import cause_at
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.scene import Scene
+from trimtab.virtual import origin, state
+from trimtab.virtual.origin import Origin
 
 _SHARE = 0.1
 """The part of what a GPU holds from which on predictions are worth a word."""
@@ -92,3 +95,47 @@ def _graphs(value: Any) -> int:
     if isinstance(value, list):
         return found if (found := sum(map(_graphs, value))) > 1 else 0
     return int(isinstance(value, torch.Tensor) and value.grad_fn is not None and value.numel() == 1)
+
+
+def of_attention(line: Origin) -> str:
+    """What to write where the scores of all pairs fill a GPU: attention by hand, or one that no fused kernel takes."""
+    machine = state.machine()
+    for handle, why in machine.plain_attention.items() if machine is not None else ():
+        at = origin.resolve(handle)
+        if at is not None and (at.file, at.line) == (line.file, line.line):
+            anew = (
+                " Lay them out so: q, k, v = (x.contiguous() for x in (q, k, v))."
+                if "stride 1" in why
+                else ""
+            )
+            return f"No fused kernel takes this attention, and the plain one keeps the scores of all pairs: {why}{anew}"
+    if _weighs_by_softmax(line.file, line.line):
+        return (
+            "Compute it by torch.nn.functional.scaled_dot_product_attention(q, k, v): its fused kernels keep no scores "
+            "of all pairs."
+        )
+    return ""
+
+
+_PRODUCTS = ("matmul", "bmm", "einsum")
+
+
+def _weighs_by_softmax(file: str, line: int) -> bool:
+    """Whether a line makes a softmax that is multiplied, there or further down in its function."""
+    statement, function = source.statement(file, line), source.function_at(file, line)
+    if statement is None or function is None:
+        return False
+    made = [call for call in source.call_on(file, line) if source.called_name(call) == "softmax"]
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            parts: list[ast.AST] = [node.left, node.right]
+        elif isinstance(node, ast.Call) and source.called_name(node) in _PRODUCTS:
+            parts = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+        else:
+            continue
+        inside = [inner for part in parts for inner in ast.walk(part)]
+        if made and (any(one in inside for one in made) or names & {getattr(n, "id", "") for n in inside}):
+            return True
+    return False

@@ -191,7 +191,7 @@ def no_room(scene: Scene) -> Verdict | None:
     if share < 0.5:
         return None
     why = f"what this line makes is {share:.0%} of all that the tensors on {full} hold"
-    return Verdict(source.cause(line.file, line.line, why))
+    return Verdict(source.cause(line.file, line.line, why), full_of.of_attention(line))
 
 
 def _kept_by_a_handler() -> Verdict | None:

@@ -25,11 +25,19 @@ CONTEXT_LENGTH = 8192
 WEIGHTS = "model.safetensors"
 
 
+def _kept() -> Path:
+    # The number is raised when the conversion changes, so that no old copy is taken for the new one.
+    return cache_root() / "models" / "smollm2-135m-instruct-2"
+
+
+def is_there() -> bool:
+    """Whether it has been converted."""
+    return (_kept() / WEIGHTS).is_file()
+
+
 def builtin_folder() -> Path:
     """The safetensors folder of the built-in model, converted now if it is not there yet."""
-    # The number is raised when the conversion changes, so that no old copy is taken for the new one.
-    folder = cache_root() / "models" / "smollm2-135m-instruct-2"
-    return made_once(NAME, folder, lambda scratch: _converted(_gguf_file(), scratch))
+    return made_once(NAME, _kept(), lambda scratch: _converted(_gguf_file(), scratch))
 
 
 def made_once(name: str, folder: Path, make: Callable[[Path], None]) -> Path:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from trimtab.virtual import faults, state
+from trimtab.virtual import faults, origin, state
 from trimtab.virtual.tensor import VIRTUAL
 
 NONE = "No available kernel. Aborting execution."
@@ -195,6 +195,7 @@ def choose(given: Asked) -> int:
         order = [CUDNN, *order]  # preferred there while a program has set no order
     for backend in order:
         if backend == MATH and torch._C._get_math_sdp_enabled():
+            _note(given)
             return MATH
         if backend in _FUSED and not why_not(backend, given):
             return int(backend)
@@ -204,6 +205,13 @@ def choose(given: Asked) -> int:
     named = [("query", given.query), ("key", given.key), ("value", given.value)]
     faults.report("backend-unsupported", NONE, "aten.scaled_dot_product_attention", named, RuntimeError)
     return MATH
+
+
+def _note(given: Asked) -> None:
+    """Why the kernel that keeps the scores of all pairs is taken: in the words of the one that asks for least."""
+    machine = state.machine()
+    if machine is not None and machine.observer is not None and (line := origin.here()) is not None:
+        machine.plain_attention.setdefault(line, why_not(EFFICIENT, given))
 
 
 def _asking(backend: int) -> Callable[..., bool]:

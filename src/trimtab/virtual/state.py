@@ -121,6 +121,8 @@ class Machine:
         self.hollow_to: Callable[[str | None], None] | None = None
         """Asked before weights without values are written to a file, by its path where that is known; raises where
         they are not to be (hollow_files.py)."""
+        self.plain_attention: dict[Any, str] = {}
+        """Why attention runs without a fused kernel, by the line (a handle of origin.py) that asks for it."""
         self.asked: dict[Asked, int] = {}
         """Values that were asked of shapes, and how often."""
         self.hidden: tuple[str, ...] = ()

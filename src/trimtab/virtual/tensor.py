@@ -102,6 +102,8 @@ class VirtualTensor(Face):
         for name, value in self.__dict__.items():
             if name not in INTERNAL or name == origin.EXTENTS:
                 new.__dict__[name] = copy.deepcopy(value, memo)
+        if origin.ATTRIBUTE in self.__dict__:
+            new.__dict__[origin.ATTRIBUTE] = origin.Trace(origin.here())  # made here, where it is copied
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
         return new
