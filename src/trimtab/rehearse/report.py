@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import textwrap
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from trimtab.rehearse.verdict import Result
 from trimtab.rehearse.written import sentence
 
 _RED, _YELLOW, _GREEN, _BOLD, _DIM, _OFF = "31", "33", "32", "1", "2", "0"
+_STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _WIDTH = 110
 Paint = Callable[[str, str], str]
 _LABEL = 8
@@ -68,9 +70,9 @@ def _collectives(result: Result, paint: Paint) -> list[str]:
 
 
 def _notes(result: Result) -> list[str]:
-    """What limits the verdict, a line each; why nothing is proven stands in the verdict itself."""
+    """What limits the verdict; why nothing is proven stands in the verdict itself."""
     said = result.notes if result.verdict != "unproven" else []
-    return ["\n".join(f"   {'note':<{_LABEL}}{_in_one_line(note)}" for note in said)] if said else []
+    return ["\n".join(line for note in said for line in _field("note", _in_one_line(note)))] if said else []
 
 
 def _memory(result: Result, paint: Paint) -> list[str]:
@@ -207,12 +209,13 @@ def _line_of(place: Place) -> str:
 
 
 def _short(file: str) -> str:
-    """A path relative to the working directory when it lies beneath it, else from the package's name on."""
+    """A path relative to the working directory when it lies beneath it, else from the package's name on; of Python's own
+    modules too."""
     for marker in ("site-packages", "dist-packages"):
         if f"{os.sep}{marker}{os.sep}" in file:
             return file.split(f"{os.sep}{marker}{os.sep}", 1)[1]
     relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative
+    return file.removeprefix(_STANDARD) if relative.startswith("..") else relative
 
 
 def _verdict(result: Result, paint: Paint) -> str:

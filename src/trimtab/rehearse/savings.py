@@ -192,7 +192,7 @@ def try_savings(
     if finding.savings and finding.savings[0].fits and not (finding.lack and finding.lack.of_cause):
         first = finding.savings[0]
         how = " ".join(first.settings) or trials.how[first.change]
-        finding.fix = f"{first.change} ({how}): so rehearsed, it fits"
+        finding.fix = f"{first.change}: {how}. Rehearsed so, it fits."
     elif search and not (finding.savings and finding.savings[0].fits):
         finding.fix = f"{finding.fix}; what fits is looked for by: {search}"
     if trials.left_out:

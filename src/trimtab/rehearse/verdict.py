@@ -125,12 +125,13 @@ def judge(
         )
     shortage.measure(findings, gathered.memory)
     notes += memory_told.doubts(gathered.memory)
-    deciding = sum(asked.decides for asked in gathered.asked)
+    deciding = len(
+        {str(asked.where or asked.inside or asked.op) for asked in gathered.asked if asked.decides}
+    )
     if deciding:
         proven = False
-        notes.append(
-            f"what the program does hangs on values that shapes do not have, at {deciding} of its lines"
-        )
+        lines = "one of its lines" if deciding == 1 else f"{deciding} of its lines"
+        notes.append(f"what the program does hangs on values that shapes do not have, at {lines}")
     verdict: Verdict = "fault" if faults else "clean" if proven else "unproven"
     return Result(
         verdict,
