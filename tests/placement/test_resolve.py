@@ -486,6 +486,19 @@ def test_ranks_agree_on_sharding_whatever_is_free() -> None:
         plan_for(machine(gpu(0, free=1), gpu(1), launcher=launcher))
 
 
+def test_shorter_rows_are_advised_where_they_can_help() -> None:
+    """Not where weights, gradients and the optimizer's state alone are too much."""
+    share = plan_for(machine(gpu(0))).memory["cuda:0"]
+    standing = (share.weights + share.gradients + share.optimizer + share.overhead) / GIB
+    with pytest.raises(PlacementError, match="however short the rows") as refused:
+        plan_for(machine(gpu(0, free=standing - 0.1)))
+    assert "data.max_length" not in str(refused.value)
+    assert "or use more or larger GPUs" in str(refused.value)
+    with pytest.raises(PlacementError, match=r"data\.max_length") as refused:
+        plan_for(machine(gpu(0, free=(standing + share.needed / GIB) / 2)))
+    assert "however short" not in str(refused.value)
+
+
 def test_full_tuning_holds_weights_in_fp32() -> None:
     plan = plan_for(machine(gpu(0)), full_tuning=True)
     assert (plan.precision, plan.weight_precision) == ("bf16", "fp32")

@@ -121,16 +121,20 @@ class Sizing:
 
     @property
     def _smaller(self) -> str:
-        roomy = None if self.hardware.launcher.multi_process else self._roomy()
-        elsewhere = f"set device={roomy}, which has room for the whole model; " if roomy else ""
-        beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server; " if self.work.reserved_share else ""
-        return elsewhere + beside + self._less()
+        return "; ".join(self._ways())
 
-    def _less(self, device: str = "cuda") -> str:
+    def _ways(self, *, stands: bool = False) -> list[str]:
+        """What to change. `stands`: what is there however few rows a pass has is too much by itself."""
+        roomy = None if self.hardware.launcher.multi_process else self._roomy()
+        elsewhere = f"set device={roomy}, which has room for the whole model" if roomy else ""
+        beside = "lower grpo.vllm_memory or set grpo.vllm_mode=server" if self.work.reserved_share else ""
+        return [way for way in (elsewhere, beside, self._less(stands=stands)) if way]
+
+    def _less(self, device: str = "cuda", *, stands: bool = False) -> str:
         """What makes a run smaller that is not done yet, and can be had on the device."""
         profile = self.profile
         frozen = profile is not None and profile.trainable < profile.parameters
-        ways = ways_down(self.work)
+        ways = [] if stands else ways_down(self.work)
         if not frozen and self.work.training:
             ways.append("use method=lora")
         elif self.weights == "fp32":
@@ -138,7 +142,7 @@ class Sizing:
             ways.append(f"use precision=bf16 or fp16, which halves {halved}")
         if frozen and profile is not None and self.work.training and not profile.four_bit and device != "mps":
             ways.append("set model.quantize=nf4, which holds the frozen weights in four bits")
-        return one_of(ways)
+        return one_of(ways) if ways else ""
 
     def _roomy(self) -> str | None:
         """A GPU on which the whole model fits, as where another program has filled the first one."""
@@ -148,10 +152,18 @@ class Sizing:
         return "one GPU is too small: " + figures(device, self.share(device))
 
     def too_large(self, device: str, share: MemoryShare | None = None) -> PlacementError:
+        share = share or self.share(device)
+        standing = share.weights + share.gradients + share.optimizer
+        stands = standing + share.overhead > share.capacity
+        why = (
+            f": {standing / GIB:.1f} GiB of it, however short the rows, for weights, gradients and optimizer"
+        )
+        ways = self._ways(stands=stands)
+        more = "or use more" if ways else "use more"
         return DoesNotFit.of(
             f"the model does not fit on {device}",
-            figures(device, share or self.share(device)),
-            f"{self._smaller}; or use more or larger GPUs (device=cuda takes all that are visible when "
+            figures(device, share) + (why if stands else ""),
+            f"{'; '.join([*ways, more])} or larger GPUs (device=cuda takes all that are visible when "
             "model_parallel, sharding and processes are left out); `trimtab fit` looks for what fits",
         )
 

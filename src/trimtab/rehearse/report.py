@@ -209,8 +209,8 @@ def _line_of(place: Place) -> str:
 
 
 def _short(file: str) -> str:
-    """A path relative to the working directory when it lies beneath it, else from the package's name on; of Python's own
-    modules too."""
+    """A path relative to the working directory when it lies beneath it, else from the package's name on, or from the
+    standard library on."""
     for marker in ("site-packages", "dist-packages"):
         if f"{os.sep}{marker}{os.sep}" in file:
             return file.split(f"{os.sep}{marker}{os.sep}", 1)[1]
