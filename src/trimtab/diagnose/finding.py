@@ -134,6 +134,8 @@ class Saving:
     saved_bytes: int
     fits: bool
     """Whether the program, rehearsed with it, found memory enough on every device."""
+    how: str = ""
+    """What to write in another program, with its lines."""
 
 
 @dataclass

@@ -164,7 +164,8 @@ def _block(number: int, finding: Finding, paint: Paint) -> str:
         lines += _field("fix", finding.fix)
         lines += _field("tried", TRIED[finding.tried]) if finding.tried else []
     for saving in finding.savings:
-        set_ = f" ({' '.join(saving.settings)})" if saving.settings else ""
+        written = " ".join(saving.settings) or saving.how
+        set_ = f" ({written})" if written and written not in finding.fix else ""
         end = "then it fits" if saving.fits else "and it still does not fit"
         saves = f"{memory_text.size(saving.saved_bytes)} less, {memory_text.size(saving.need_bytes)} in all"
         lines += _field("saves", f"{saving.change}{set_}: {saves}, {end}")

@@ -191,8 +191,7 @@ def try_savings(
     finding.savings.sort(key=lambda saving: (not saving.fits, saving.need_bytes if not saving.fits else 0))
     if finding.savings and finding.savings[0].fits and not (finding.lack and finding.lack.of_cause):
         first = finding.savings[0]
-        how = " ".join(first.settings) or trials.how[first.change]
-        finding.fix = f"{first.change}: {how}. Rehearsed so, it fits."
+        finding.fix = f"{first.change}: {' '.join(first.settings) or first.how}. Rehearsed so, it fits."
     elif search and not (finding.savings and finding.savings[0].fits):
         finding.fix = f"{finding.fix}; what fits is looked for by: {search}"
     if trials.left_out:
@@ -239,7 +238,6 @@ class _Trials:
         self._until, self._tell = until, tell
         self._took = result.seconds
         self.left_out: list[str] = []
-        self.how: dict[str, str] = {}
 
     def made(self, change: Change) -> bool:
         """Rehearse a change; whether it saves something, which is then told."""
@@ -259,9 +257,8 @@ class _Trials:
         fits = not any(one.kind == "out-of-memory" for one in _flat(trial.findings))
         if not fits and before - after <= before // _LEAST:
             return False
-        self.how[change.words] = change.how
         self._finding.savings.append(
-            Saving(change.words, list(change.settings), after, max(0, before - after), fits)
+            Saving(change.words, list(change.settings), after, max(0, before - after), fits, how=change.how)
         )
         return True
 
