@@ -278,6 +278,33 @@ def test_weights_that_a_file_replaced_by_its_own_type(tmp_path: Path) -> None:
     assert "torch.bfloat16" in fix.text
 
 
+@pytest.mark.parametrize(
+    ("condition", "call", "named"),
+    [
+        ("self.trainer.is_global_zero", 'self.log("f1", f1, sync_dist=True)', True),
+        ("self.global_rank == 0", 'self.log_dict({"f1": f1}, sync_dist=True)', True),
+        ("self.trainer.is_global_zero", 'self.log("f1", f1, rank_zero_only=True)', False),
+        ("self.trainer.current_epoch > 3", 'self.log("f1", f1, sync_dist=True)', False),
+    ],
+)
+def test_what_some_ranks_log_for_all(tmp_path: Path, condition: str, call: str, named: bool) -> None:
+    file, marks = _written(
+        tmp_path,
+        f"""
+        def on_validation_epoch_end(self):
+            f1 = self.f1.compute()
+            if {condition}:  # cause
+                {call}
+        """,
+    )
+    said = branches.logged_by_some(file)
+    assert (said is not None) is named
+    if said is not None:
+        assert said.cause is not None
+        assert said.cause.line == marks["cause"]
+        assert call.replace('"', "'") in said.fix
+
+
 def test_the_seed_of_a_sampler_without_the_rank(tmp_path: Path) -> None:
     file, marks = _written(
         tmp_path,

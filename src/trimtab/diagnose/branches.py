@@ -162,6 +162,29 @@ def rank_conditions_before(file: str, line: int) -> list[ast.If]:
     return sorted(ended, key=lambda n: -n.lineno)
 
 
+def logged_by_some(file: str) -> Said | None:
+    """What Lightning's `self.log(…, sync_dist=True)` is told by some ranks only. It is exchanged later, where the epoch
+    ends: no rank stands at that line then, and the others have nothing of that name to give."""
+    for node in source.walk(file):
+        if not isinstance(node, ast.If) or not _asks_rank(file, node):
+            continue
+        for call in (n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call)):
+            synced = source.keyword(call, "sync_dist")
+            if (
+                source.called_name(call) not in ("log", "log_dict")
+                or getattr(synced, "value", False) is not True
+            ):
+                continue
+            why = "only the ranks that this is true of log what is under it, and sync_dist=True exchanges it among all"
+            said = ast.unparse(call)
+            fix = (
+                f"Log it on every rank, outside of this condition: `{said}`; or leave sync_dist=True out and log it "
+                "with rank_zero_only=True, which exchanges nothing."
+            )
+            return Said(source.cause(file, node.lineno, why), fix)
+    return None
+
+
 def side(node: Divides, line: int) -> str:
     """Which part of a condition or loop holds a line; empty for none."""
     for name, block in (("body", node.body), ("orelse", node.orelse)):

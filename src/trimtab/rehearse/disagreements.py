@@ -140,6 +140,8 @@ def disagreement(
         )
     if told is None and skipped is not None:
         told = skipped.said
+    if told is None and where is not None:
+        told = branches.logged_by_some(where.file)
     if told is None:
         why = f"rank {high} stands here while rank {low} stands at {_line(where)}"
         told = Said(cause_at(stands, why), _ALIKE)
