@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from trimtab.virtual import turns
+
 BLOCK = 64
 """Weights that share a scale."""
 GROUP = 256
@@ -89,7 +91,7 @@ def unpack(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(rows, columns, dtype=dtype, device=codes.device)
     peaks = unpack_scales(scales, groups).view(rows, -1, 1)
     pairs = _pairs_on(codes.device)
-    for start, end in _spans(rows, columns):
+    for start, end in turns.of(_spans(rows, columns), codes):
         values = torch.nn.functional.embedding(codes[start:end].int(), pairs)
         out[start:end] = (values.view(end - start, -1, BLOCK) * peaks[start:end]).view(end - start, columns)
     return out
