@@ -72,7 +72,7 @@ def pack(weight: torch.Tensor) -> Packed:
     codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight.device)
     peaks = torch.empty(rows, columns // BLOCK, dtype=torch.float32, device=weight.device)
     between = _between(values_on(weight.device))
-    for start, end in _spans(rows, columns):
+    for start, end in turns.of(_spans(rows, columns), weight):
         blocks = weight[start:end].float().view(end - start, -1, BLOCK)
         peak = blocks.abs().amax(-1)
         scaled = (blocks * (1.0 / peak.clamp(min=_SMALLEST)).unsqueeze(-1)).clamp(-1, 1)
