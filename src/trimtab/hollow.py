@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import zipfile
-from typing import Any
+from typing import Any, BinaryIO
 
 RECORD = "trimtab-shapes-only"
 """In a file of torch.save: the record that lists the storages without values."""
@@ -23,16 +23,21 @@ _LONGEST = 100_000_000
 def head_of(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int] | None:
     """The head of a safetensors file, and where its values begin; None where there is none."""
     with open(path, "rb") as file:
-        first = file.read(9)
-        if len(first) < 9 or first[8:] != b"{":
-            return None
-        (length,) = struct.unpack("<Q", first[:8])
-        if length > _LONGEST:
-            return None
-        try:
-            head = json.loads(first[8:] + file.read(length - 1))
-        except ValueError:
-            return None
+        return head_in(file)
+
+
+def head_in(file: BinaryIO) -> tuple[dict[str, Any], int] | None:
+    """The same of what is open at its beginning."""
+    first = file.read(9)
+    if len(first) < 9 or first[8:] != b"{":
+        return None
+    (length,) = struct.unpack("<Q", first[:8])
+    if length > _LONGEST:
+        return None
+    try:
+        head = json.loads(first[8:] + file.read(length - 1))
+    except ValueError:
+        return None
     return (head, 8 + length) if isinstance(head, dict) else None
 
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tiny_models import TEXT
 from trimtab.fast.blocks import NotCompiled, compile_blocks
 from trimtab.placement.witness import Witness
+from trimtab.virtual import virtual_gpus
 
 
 def adapted(kind: str = "llama", *, dropout: float = 0.0, **more: Any) -> Any:
@@ -149,6 +150,50 @@ def test_a_layer_that_cannot_be_compiled_goes_on_plainly() -> None:
     compile_blocks(demanded, demanded=True, _backend="eager")
     with pytest.raises(NotCompiled, match=r"speed\.compile=true, and Odd cannot"):
         demanded(x)
+
+
+class Seeing(nn.Module):
+    """A tower, of whose layers some have adapters and others not, beside a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.language = OddModel(), OddModel()
+        self.tower.layers.append(Odd())
+        self.tower.layers[0].mlp.append(nn.Identity())
+        for layer in self.language.layers:
+            layer.__class__ = Even
+        self.language.embeddings = nn.Embedding(4, 8)
+
+    def get_input_embeddings(self) -> nn.Module:
+        found: nn.Module = self.language.embeddings
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.language(self.tower(x))
+        return out
+
+
+def test_layers_of_a_tower_that_go_on_plainly_are_told_in_one_line() -> None:
+    model, said = Seeing(), []
+    blocks = compile_blocks(model, say=said.append, _backend="eager")
+    model(torch.randn(2, 8))
+    assert [line.split(", not")[0] for line in said] == ["3 layers (Odd) are computed plainly"]
+    assert len(blocks.plain) == 2
+    assert blocks.compiled == 2
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_on_virtual_gpus_nothing_is_compiled_and_that_is_told_once(shapes: bool) -> None:
+    said: list[str] = []
+    with virtual_gpus(1, shapes=shapes):
+        model = OddModel().cuda()
+        for layer in model.layers:
+            layer.__class__ = Even
+        blocks = compile_blocks(model, dynamic=True, say=said.append)
+        for rows in (2, 3, 4, 5):
+            model(torch.randn(rows, 8, device="cuda")).sum().backward()
+    assert said == ["2 layers count as compiled ones: nothing is compiled on virtual GPUs"]
+    assert blocks.as_dict() == {"layers": 2}
 
 
 def test_a_backward_that_does_not_compile_is_met_before_it_runs() -> None:

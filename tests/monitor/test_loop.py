@@ -56,6 +56,21 @@ def test_a_run_is_written_down_and_shown(tmp_path: Path, capsys: pytest.CaptureF
     assert "tokens/s" not in shown
 
 
+@pytest.mark.parametrize("shapes", [False, True])
+def test_figures_that_nobody_computed_are_warned_of_by_nobody(
+    shapes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        virtual_gpus(1, shapes=shapes),
+        LoopMonitor(MonitorSettings(progress="plain"), tmp_path, "cuda:0") as monitor,
+    ):
+        monitor.begin(0, 8)
+        for step in range(1, 9):
+            monitor.logged(step, {"loss": 1.0, "learning_rate": 0.1})
+        monitor.end()
+    assert ("the loss has been 1 for" in capsys.readouterr().err) is not shapes
+
+
 def test_a_virtual_gpu_has_no_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (
         virtual_gpus(1),

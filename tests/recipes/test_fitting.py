@@ -13,7 +13,7 @@ from trimtab.errors import RequestError
 from trimtab.hardware import Launcher, probe
 from trimtab.hardware.catalogue import Card, cards
 from trimtab.launches import Launch
-from trimtab.recipes.fit_options import MARGIN, Found
+from trimtab.recipes.fit_options import MARGIN, Found, Option
 from trimtab.recipes.fitting import Search
 from trimtab.recipes.planning import Known, know_model
 from trimtab.recipes.trial_server import Answer
@@ -132,6 +132,39 @@ def test_four_bits_come_before_more_gpus_and_shorter_rows_last(config: Config) -
     assert shorter is not None
     assert shorter.way.length == 2048
     assert shorter.config.data.max_length == 2048
+
+
+@pytest.mark.parametrize("gpu", ["RTX-4090", "H200"])
+@pytest.mark.parametrize("a_row", [1.0, 8.0, 60.0, 300.0, 1300.0, 5000.0])
+def test_what_cannot_fit_by_what_was_executed_is_not_executed_and_all_else_is(
+    config: Config, gpu: str, a_row: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded, script = Scripted(a_row=a_row), Scripted(a_row=a_row)
+    found = searched(config, gpu, bounded)
+    monkeypatch.setattr(Option, "least", lambda self, way, size: 0.0)
+    every = searched(config, gpu, script)
+    assert (found.best is None) == (every.best is None)
+    if found.best is not None and every.best is not None:
+        assert (found.best.way, found.best.micro_batch) == (every.best.way, every.best.micro_batch)
+    assert len(bounded.trials) <= len(script.trials)
+    if a_row >= 1300.0:
+        assert len(bounded.trials) < 0.8 * len(script.trials)
+
+
+def test_more_gpus_of_a_split_hold_together_what_fewer_do(config: Config) -> None:
+    [option] = searched(config, "H200", Scripted(a_row=5000.0), counts=(1,)).options[:1]
+    held = replace(option.held, peak=100 * GIB)
+    way = replace(option.way, strategy="split", gpus=2)
+    split = replace(option, way=way, held=held, micro_batch=4, at_once=180 * GIB)
+    assert split.least(replace(way, gpus=4), 4) == 45 * GIB
+    assert split.least(replace(way, gpus=4), 2) == 0
+    assert split.least(replace(way, gpus=4, kept="half"), 4) == 0
+    assert split.least(way, 2) == 25 * GIB
+    assert split.least(replace(way, kept="half"), 8) == 0
+    assert split.least(replace(way, length=way.length // 2), 4) == 0
+    few = replace(split, way=replace(way, kept="checkpointed"))
+    assert few.least(way, 8) == 100 * GIB
+    assert few.least(replace(way, gpus=4, kept="checkpointed"), 8) == 0
 
 
 def test_more_gpus_share_what_one_cannot_hold(config: Config) -> None:

@@ -223,6 +223,18 @@ def test_every_strategy_is_executed(trials: Trials, folder: Path) -> None:
     assert min(held.kinds["weights"] for held in split.values()) > LAYER
 
 
+def test_packed_weights_of_a_split_lie_nowhere_unpacked(trials: Trials, tmp_path: Path) -> None:
+    """As they are read: each matrix is packed on its own GPU, which never holds all of them as they were."""
+    wide = {"hidden_size": 2048, "intermediate_size": 8192}
+    shape = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SHAPE, **wide}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    words = ("data.max_length=16", "training.batch_size=1", "model_parallel=true")
+    plain = executed(trials, config_of(tmp_path, *words), "2xH200").memory
+    packed = executed(trials, config_of(tmp_path, *words, "model.quantize=nf4"), "2xH200").memory
+    assert packed.keys() == plain.keys()
+    assert sum(held.peak for held in packed.values()) < sum(held.kinds["weights"] for held in plain.values())
+
+
 def test_all_weights_are_tuned_in_fp32(trials: Trials, folder: Path) -> None:
     held = executed(trials, config_of(folder, "method=full")).memory["cuda:0"]
     assert near(held.kinds["weights"], 4 * WHOLE)

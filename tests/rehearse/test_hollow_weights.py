@@ -22,6 +22,15 @@ def written(folder: Path, code: str) -> Path:
     return path
 
 
+@pytest.fixture
+def permitted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Only where this machine lets a process lay folders over others."""
+    try:
+        lay([], tmp_path_factory.mktemp("session")).close()
+    except NotPermittedHere as error:
+        pytest.skip(str(error))
+
+
 SAVES = """
     import os
     import sys
@@ -73,6 +82,43 @@ def test_what_is_saved_is_loaded_again_and_nothing_of_it_is_unproven(
     phases = {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
     assert {"save", "resume"} <= phases
     assert not (tmp_path / "whole.pt").exists()
+
+
+EARLY = """
+    from safetensors.torch import load, load_model, save, save_file, save_model
+    from safetensors import safe_open
+    import os
+    import sys
+    import torch
+    from torch import nn
+
+    os.chdir(sys.argv[1])
+    net = nn.Linear(512, 512).cuda()
+    net(torch.randn(8, 512, device="cuda")).sum().backward()
+    held = {name: value.detach() for name, value in net.state_dict().items()}
+    save_file(held, "file.safetensors")
+    save_model(net, "model.safetensors")
+    with open("bytes.safetensors", "wb") as file:
+        file.write(save(held))
+    with open("bytes.safetensors", "rb") as file:
+        net.load_state_dict(load(file.read()))
+    load_model(net, "model.safetensors", device="cuda")
+    with safe_open("file.safetensors", "pt", device="cuda") as opened:
+        print("read", opened.get_tensor("weight").sum().item())
+    from trimtab.hollow import is_hollow
+    print("without values:", *filter(is_hollow, sorted(os.listdir())))
+"""
+
+
+def test_who_imported_safetensors_before_torch_saves_like_any_other(
+    rehearse: Rehearse, tmp_path: Path
+) -> None:
+    """Then its import is under way when the virtual GPUs come, and its functions are in the program's own names."""
+    report = rehearse(str(written(tmp_path, EARLY)), str(tmp_path), shapes_only=True)
+    assert report["verdict"] == "clean", report["text"]
+    assert "read ?" in report["stdout"]
+    assert "without values: bytes.safetensors file.safetensors model.safetensors\n" in report["stdout"]
+    assert "save" in {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
 
 
 SHARDS = """
@@ -162,15 +208,6 @@ def test_written_in_place_nothing_is_replaced_and_nothing_is_left(ask: Rehearse,
         "empty.pt": "",
         "empty.safetensors": "",
     }
-
-
-@pytest.fixture
-def permitted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Only where this machine lets a process lay folders over others."""
-    try:
-        lay([], tmp_path_factory.mktemp("session")).close()
-    except NotPermittedHere as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.usefixtures("permitted")

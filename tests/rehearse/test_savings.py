@@ -95,7 +95,9 @@ def test_each_saving_is_what_the_changed_program_takes(tried: Rehearse, tmp_path
         taken, saving = tried(*words), savings[change]
         assert (taken["verdict"] == "clean") == saving["fits"], taken["text"]
         memory = taken["memory"]["cuda:0"]
-        assert saving["need_bytes"] == memory["peak_bytes"] + memory["context_bytes"]
+        # What is too much may be so for want of blocks in one piece, which the finding counts in.
+        need = [lacking["lack"]["need_bytes"] for lacking in taken["findings"]]
+        assert saving["need_bytes"] == (need or [memory["peak_bytes"] + memory["context_bytes"]])[0]
     assert savings["a quarter of the rows in a batch"]["fits"]
 
 
@@ -253,12 +255,14 @@ def test_a_config_that_does_not_fit_fits_with_a_saving_that_is_told(
     rehearse: Rehearse, ask: Rehearse, repository: Path
 ) -> None:
     words = [str(repository / "examples" / "sft.yaml"), "samples.prompts=[]", "samples.held_out=0"]
-    settings = {"gpus": 1, "max_steps": 2, "shapes_only": True, "memory_bytes": 700 << 20}
+    words += ["training.batch_size=48"]
+    # What transformers asks for before it loads is less than nothing on a GPU of less than 1.2 GiB.
+    settings = {"gpus": 1, "max_steps": 2, "shapes_only": True, "memory_bytes": 2 << 30}
     report = ask(*words, ranks=None, timeout=400, settings=settings, savings=True)
     (finding,) = report["findings"]
     assert finding["kind"] == "out-of-memory", report["text"]
     assert any("estimate" in note for note in report["notes"])
-    assert any("longest rows" in note for note in report["notes"])
+    assert any("the batch that has the most tokens" in note for note in report["notes"])
     saving = finding["savings"][0]
     assert saving["fits"], report["text"]
     again = rehearse(*words, *saving["settings"], **settings)

@@ -232,6 +232,9 @@ def test_a_config_whose_model_is_no_more_than_its_config(
     assert report["verdict"] == "unproven", report["text"]
     assert report["findings"] == []
     assert any("tokenizer of" in note and "is not here" in note for note in report["notes"])
+    assert "kept in" in report["stdout"]
+    assert "next:" not in report["stdout"], "its run folder is thrown away"
+    assert report["stdout"].count("count as compiled ones") <= 1
     assert {"first step", "save"} <= {phase["name"] for phase in report["memory"]["cuda:0"]["phases"]}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +85,30 @@ def test_two_that_wait_for_one_module_are_both_told() -> None:
             when_imported(machine, machine.undo, settings)
         importlib.import_module("bitsandbytes.nn.modules")
     assert sorted(told) == ["first", "second"]
+
+
+def test_a_module_whose_import_is_under_way_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a library which was the first to import torch, and so has the virtual GPUs come in its midst."""
+    (tmp_path / "imports_torch_first.py").write_text("import begins_here\ndef late(): return 1\n")
+    (tmp_path / "begins_here.py").write_text("begin()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[Any] = []
+    with trimtab.virtual_gpus(1) as machine:
+
+        def begin() -> None:
+            for name in ("first", "second"):
+
+                def setting(_: Any, name: str = name) -> None:
+                    told.append((name, sys.modules["imports_torch_first"].late()))
+
+                when_imported(machine, machine.undo, {"imports_torch_first": setting})
+            assert not told
+
+        monkeypatch.setattr(builtins, "begin", begin, raising=False)
+        module = importlib.import_module("imports_torch_first")
+    assert told == [("first", 1), ("second", 1)]
+    assert type(module.__spec__) is importlib.machinery.ModuleSpec
+    for name in ("imports_torch_first", "begins_here"):
+        del sys.modules[name]

@@ -175,7 +175,9 @@ def _announce(request: Request, planned: Planned) -> None:
 
 def _conclude(config: Config, summary: dict[str, Any]) -> None:
     from trimtab.models.families import CAUSAL_LM
+    from trimtab.models.load import shapes_only
     from trimtab.recipes.table import recipe_of
+    from trimtab.rehearse.process import is_rehearsed
 
     if summary["status"] == "interrupted":
         print(
@@ -183,7 +185,8 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
             f"  trimtab train {shlex.quote(f'{config.output_dir}/config.yaml')} training.resume=true"
         )
         return
-    for sample in summary["samples"]:
+    answered = not shapes_only()  # what is answered there was never computed, and what is right of it neither
+    for sample in summary["samples"] if answered else ():
         right = f"\nright   {sample['expected']}" if "expected" in sample else ""
         print(f"\nasked   {sample['prompt']}{right}\nbefore  {sample['before']}\nafter   {sample['after']}")
     loss = summary["eval_loss"]
@@ -192,7 +195,7 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
             f" ({100 * (loss['after'] - loss['before']) / loss['before']:+.0f} %)" if loss["before"] else ""
         )
         print(f"\nheld-out loss {loss['before']:.3f} before, {loss['after']:.3f} after{change}")
-    for name, value in summary.get("metrics", {}).items():
+    for name, value in summary.get("metrics", {}).items() if answered else ():
         print(f"{name} {value['before']:.3f} before, {value['after']:.3f} after")
     kept = "adapter" if config.method == "lora" else "model"
     steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
@@ -205,7 +208,7 @@ def _conclude(config: Config, summary: dict[str, Any]) -> None:
     )
     if gone:
         print(f"! {', '.join(gone)}: written there, and deleted or moved by others while the run went on")
-    if config.export.to is None:
+    if config.export.to is None and not is_rehearsed():
         run = shlex.quote(str(config.output_dir))
         spoken = recipe_of(config).family is CAUSAL_LM
         print(f"next: trimtab export {run} --to ollama" if spoken else f"next: trimtab report {run}")

@@ -50,6 +50,10 @@ class Blocks:
         self._budget, self._demanded, self._backend = budget, demanded, backend
         self._told, self._told_of_caches, self._began_passes = 0, False, False
         self._began = _seconds()
+        self._virtual = _machine() is not None
+        """Whether nothing is compiled: of each new length virtual GPUs ask the compiler what it would have kept."""
+        self._fallen: dict[tuple[str, str], int] = {}
+        """Layers of towers that have just fallen back, by class and reason: adapters make several kinds of a class."""
 
     def add(self, layer: nn.Module, dynamic: bool | None, *, tower: bool = False) -> None:
         """`tower`: beside the language model; it may be frozen, and goes on plainly where it cannot be compiled, also
@@ -85,9 +89,20 @@ class Blocks:
         return self.layers - sum(self._kinds[kind] for kind in self.plain)
 
     def tell(self) -> None:
-        """The language model's part of a new pass begins: say what the pass before has compiled."""
+        """The language model's part of a new pass begins: say what the towers fell back to, and what the pass before
+        has compiled."""
+        fallen, self._fallen = self._fallen, {}
+        for (name, why), count in fallen.items():
+            self._say_plain(name, why, count)
         first, self._began_passes = not self._began_passes, True
         if first or self.graphs == self._told:
+            return
+        if self._virtual:
+            if not self._told and self.say is not None:
+                self.say(
+                    f"{self.compiled} layers count as compiled ones: nothing is compiled on virtual GPUs"
+                )
+            self._told = self.graphs
             return
         again = f", {self._told} of them before" if self._told else ""
         self._told = self.graphs
@@ -108,8 +123,14 @@ class Blocks:
                 "  change: set speed.compile: null, which computes such layers plainly"
             ) from error
         self.plain[kind] = why
+        if kind in self._towers:
+            self._fallen[name, why] = self._fallen.get((name, why), 0) + self._kinds[kind]
+        else:
+            self._say_plain(name, why, self._kinds[kind])
+
+    def _say_plain(self, name: str, why: str, count: int) -> None:
         if self.say is not None:
-            self.say(f"{self._kinds[kind]} layers ({name}) are computed plainly, not compiled: {why}")
+            self.say(f"{count} layers ({name}) are computed plainly, not compiled: {why}")
 
     def met_a_cache(self) -> None:
         if not self._told_of_caches and self.say is not None:
@@ -118,7 +139,9 @@ class Blocks:
 
     def as_dict(self) -> dict[str, Any]:
         """For the run's summary."""
-        found = {"layers": self.compiled, "graphs": self.graphs, "seconds": round(self.seconds, 1)}
+        found: dict[str, Any] = {"layers": self.compiled}
+        if not self._virtual:
+            found |= {"graphs": self.graphs, "seconds": round(self.seconds, 1)}
         return found | ({"plain": sorted(set(self.plain.values()))} if self.plain else {})
 
 
@@ -195,10 +218,15 @@ def compile_blocks(
 
 def _run_each_once() -> None:
     """Where a rehearsal runs by shapes alone, a layer that it has run once gives the same again."""
-    virtual = sys.modules.get("trimtab.virtual.state")
-    machine = virtual.machine() if virtual is not None else None
+    machine = _machine()
     if machine is not None and not machine.repeats:
         machine.repeats = "own"
+
+
+def _machine() -> Any:
+    """That of the virtual GPUs, where they are in force."""
+    virtual = sys.modules.get("trimtab.virtual.state")
+    return virtual.machine() if virtual is not None else None
 
 
 def _settle_compiler(kinds: int) -> None:

@@ -183,9 +183,7 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
         )
     quantized.check_stored(settings, config)
     # With weights, each is packed as it is read, and no GPU ever holds them all unpacked.
-    packed_here = (
-        shapes_only() and settings.quantize is not None and plan.strategy in ("single", "data_parallel")
-    )
+    packed_here = shapes_only() and settings.quantize is not None
     model = read_weights(
         settings,
         family,
@@ -197,10 +195,16 @@ def load_model(settings: ModelSettings, plan: PlacementPlan, family: Family = CA
         **_remote(settings),
     )
     if packed_here:
-        quantized.pack(settings, model, plan.device)
-        model.to(plan.device)  # type: ignore[arg-type]
-    elif shapes_only() and settings.quantize is not None:
-        quantized.pack(settings, model)
+        quantized.pack(settings, model, plan.device_of)
+        if plan.device_map:
+            from accelerate import dispatch_model
+
+            dispatch_model(model, device_map=plan.load_device_map())
+        else:
+            model.to(plan.device)  # type: ignore[arg-type]
+    if is_shape(settings.name):
+        # No repository has it: PEFT would ask the hub for its config each time an adapter is saved.
+        model.config.name_or_path = model.name_or_path = ""
     model.config.use_cache = False
     take_inputs(model, plan)
     return model

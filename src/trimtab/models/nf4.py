@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from trimtab.virtual import turns
+
 BLOCK = 64
 """Weights that share a scale."""
 GROUP = 256
@@ -70,7 +72,7 @@ def pack(weight: torch.Tensor) -> Packed:
     codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight.device)
     peaks = torch.empty(rows, columns // BLOCK, dtype=torch.float32, device=weight.device)
     between = _between(values_on(weight.device))
-    for start, end in _spans(rows, columns):
+    for start, end in turns.of(_spans(rows, columns), weight):
         blocks = weight[start:end].float().view(end - start, -1, BLOCK)
         peak = blocks.abs().amax(-1)
         scaled = (blocks * (1.0 / peak.clamp(min=_SMALLEST)).unsqueeze(-1)).clamp(-1, 1)
@@ -89,7 +91,7 @@ def unpack(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(rows, columns, dtype=dtype, device=codes.device)
     peaks = unpack_scales(scales, groups).view(rows, -1, 1)
     pairs = _pairs_on(codes.device)
-    for start, end in _spans(rows, columns):
+    for start, end in turns.of(_spans(rows, columns), codes):
         values = torch.nn.functional.embedding(codes[start:end].int(), pairs)
         out[start:end] = (values.view(end - start, -1, BLOCK) * peaks[start:end]).view(end - start, columns)
     return out

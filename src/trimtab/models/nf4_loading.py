@@ -7,6 +7,7 @@ Embeddings, heads, norms, routers, towers and connectors stay in the plan's form
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,16 +54,16 @@ def _tensors_of_several(model: nn.Module) -> set[int]:
     return {tensor for tensor, count in seen.items() if count > 1}
 
 
-def pack_model(model: nn.Module, device: str | None = None) -> int:
+def pack_model(model: nn.Module, device_of: Callable[[str], str] | None = None) -> int:
     """Put every such layer of a loaded model, or of one without values, into NF4; returns how many there are.
 
-    `device`: each layer goes there before it is packed."""
+    `device_of`: where each layer goes before it is packed, by its name."""
     names = nf4_layers(model)
     for name in names:
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        if device is not None:
-            layer.to(device)
+        if device_of is not None:
+            layer.to(device_of(name))
         empty = layer.weight.device.type == "meta"
         model.set_submodule(name, Nf4Linear(layer) if empty else pack_layer(layer))
     return len(names)

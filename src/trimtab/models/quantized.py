@@ -7,6 +7,7 @@ and so is imported when it is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from trimtab.config.schema import ModelSettings
@@ -55,12 +56,12 @@ def _stored_as(config: Any) -> str | None:
     return str(getattr(method, "value", method) or "by a method that config.json does not name")
 
 
-def pack(settings: ModelSettings, model: Any, device: str | None = None) -> None:
-    """The layers of a model without values as they will be, each on `device` where one is named; refused where there
+def pack(settings: ModelSettings, model: Any, device_of: Callable[[str], str] | None = None) -> None:
+    """The layers of a model without values as they will be, each on its device where that is told; refused where there
     are none to pack."""
     from trimtab.models.nf4_loading import pack_model
 
-    if pack_model(model, device) == 0:
+    if pack_model(model, device_of) == 0:
         raise RequestError.of(
             f"model.quantize={settings.quantize}: {type(model).__name__} has no layer that can be held in four bits",
             "those are linear layers of the language model's stack, with a multiple of 64 inputs",

@@ -209,7 +209,7 @@ class Monitor:
 
     def warn(self, warnings: Sequence[Warned]) -> None:
         """Say it once, loudly, and keep it: in metrics.jsonl and, at the end, in the summary."""
-        if self._place[0] != 0:
+        if self._place[0] != 0 or not self._readings.computed:
             return
         for warned in warnings:
             told = {"kind": warned.kind, "message": warned.text().removeprefix("warning: ")}

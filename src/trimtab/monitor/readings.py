@@ -46,6 +46,11 @@ class Readings:
         return torch.device(self.device).type != "cuda" or machine() is None
 
     @property
+    def computed(self) -> bool:
+        """Whether figures of a step are: where shapes alone are rehearsed, all of them stand for others."""
+        return (rehearsed := machine()) is None or not rehearsed.shapes
+
+    @property
     def loss(self) -> float | None:
         return self._latest.loss
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from trimtab.config.schema import Config
@@ -18,6 +18,8 @@ NAMED = 4
 """Layouts that could not be executed for one reason, and are named with it; `--json` has all."""
 Kept = Literal["all", "half", "checkpointed"]
 """What is kept for the backward pass: everything, half of what a compiled layer keeps, or each layer's input alone."""
+_KEEPING: tuple[Kept, ...] = ("checkpointed", "half", "all")
+"""From the least that is kept to the most."""
 _LAID = {
     "single": "whole",
     "data_parallel": "a copy on each",
@@ -60,6 +62,8 @@ class Option:
     """An estimate (roofline.py); None where there are no figures for one."""
     tokens: int
     """That a step learns from: its rows at their full length, or what it generates."""
+    at_once: int
+    """Bytes of weights and of activations on all GPUs together."""
     config: Config = field(repr=False, compare=False)
     """The settings, for `train`."""
 
@@ -77,6 +81,22 @@ class Option:
         """What lies there in every pass, however many rows it has: weights and what an optimizer keeps of them."""
         kept = ("weights", "gradients", "optimizer")
         return self.held.context + sum(self.held.kinds.get(kind, 0) for kind in kept)
+
+    def least(self, way: Way, size: int) -> float:
+        """Bytes that another layout holds at least on its fullest GPU, by what this one does; 0 where nothing is said.
+
+        Where more is kept for the backward pass, or more rows go through, it is no less. Of fewer rows it is at least
+        half of their share: some copies are made of several rows alone. And what all GPUs of a split hold at the end of
+        a forward pass, they hold however many they are.
+        """
+        if replace(way, kept=self.way.kept, gpus=self.way.gpus) != self.way:
+            return 0.0
+        if way.gpus != self.way.gpus:
+            whole = way.strategy == "split" and way.kept == self.way.kept == "all"
+            return self.at_once / way.gpus if whole and size >= self.micro_batch else 0.0
+        if _KEEPING.index(way.kept) < _KEEPING.index(self.way.kept):
+            return 0.0
+        return self.held.peak * (1.0 if size >= self.micro_batch else size / self.micro_batch / 2)
 
     @property
     def fits(self) -> bool:

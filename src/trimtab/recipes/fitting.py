@@ -37,6 +37,10 @@ _ASKED = re.compile(r" \([^()]*\basked for\b[^()]*\)")
 """Who asked for a layout: of those that are tried here, nobody did."""
 HALF = 0.5
 """`speed.activation_memory_budget` of the layouts that keep half."""
+_AT_ONCE = ("weights", "activations")
+"""What all GPUs of a split hold at the same time, when a forward pass is complete that computes nothing again."""
+_FAR = 2
+"""Times the room of a GPU: what needs so much of it is not made to fit by a little less."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,9 @@ class Search:
                 continue
             if self._without_hope(card, way) or self._weighs_too_much(card, way, sizes[0]):
                 continue
+            if way.kept == "all" and self._far_too_much(card, way):
+                # Where the least that can be kept is too much, nothing else is to be executed.
+                self._execute(card, replace(way, kept="checkpointed"), sizes[:1])
             option = self._largest(card, way, sizes)
             if option is not None and (
                 best is None or (option.tokens_a_second or 0) > (best.tokens_a_second or 0)
@@ -174,7 +181,8 @@ class Search:
 
     def _largest(self, card: Card, way: Way, sizes: Sequence[int]) -> Option | None:
         """The largest micro-batch that fits: all rows at once, or else about as many as there is room for by that."""
-        fits, misses, near = -1, len(sizes), len(sizes) - 1
+        fits, misses = -1, sum(not self._is_too_much(card, way, size) for size in sizes)
+        near = misses - 1
         while misses - fits > 1:
             # The guess and the next one at once, which most often is one that fits beside one that does not.
             beside = min(near + 1, misses - 1) if near >= 0 and self._at_once > 1 else near
@@ -185,18 +193,40 @@ class Search:
             for option in tried:
                 place = sizes.index(option.micro_batch)
                 fits, misses = (max(fits, place), misses) if option.fits else (fits, min(misses, place))
+            misses = min(misses, sum(not self._is_too_much(card, way, size) for size in sizes))
             if fits < 0 and self._without_hope(card, way):
                 return None
             near = self._guess(card, way, sizes)
         known = (o for o in self._of(card, way) if fits >= 0 and o.micro_batch == sizes[fits])
         return next(known, None)
 
+    def _room(self, card: Card) -> float:
+        return card.accelerator.total_bytes * (1 - MARGIN)
+
+    def _far_too_much(self, card: Card, way: Way) -> bool:
+        """Whether all that was executed of its kind, on other numbers of GPUs or of other rows, is far too much."""
+        alike = (card.key, way.strategy, way.quantize, way.kept)
+        needed = [
+            option.needed
+            for option in self.found.options
+            if (option.gpu, option.way.strategy, option.way.quantize, option.way.kept) == alike
+        ]
+        return way.kept == "all" and self._trains and min(needed, default=0) > _FAR * self._room(card)
+
+    def _is_too_much(self, card: Card, way: Way, size: int) -> bool:
+        """Whether so many rows cannot fit by what was executed: see `Option.least`."""
+        room = self._room(card)
+        return any(
+            option.gpu == card.key and option.least(way, size) + option.held.context > room
+            for option in self.found.options
+        )
+
     def _of(self, card: Card, way: Way) -> list[Option]:
         return [option for option in self.found.options if (option.gpu, option.way) == (card.key, way)]
 
     def _guess(self, card: Card, way: Way, sizes: Sequence[int]) -> int:
         """The place of the largest size that fits by a line through what was executed; -1 where none does by it."""
-        room = card.accelerator.total_bytes * (1 - MARGIN)
+        room = self._room(card)
         known = sorted((option.micro_batch, option.needed, option) for option in self._of(card, way))
         below = [one for one in known if one[2].fits][-1:]
         above = [one for one in known if not one[2].fits][:1]
@@ -208,7 +238,7 @@ class Search:
 
     def _without_hope(self, card: Card, way: Way) -> bool:
         """Whether what lies on a GPU between two passes is too much, which fewer rows or shorter ones do not change."""
-        room = card.accelerator.total_bytes * (1 - MARGIN)
+        room = self._room(card)
         alike = (way.strategy, way.gpus, way.quantize)
         return any(
             option.gpu == card.key
@@ -272,6 +302,7 @@ class Search:
             card.accelerator.total_bytes,
             estimated,
             self._tokens(way),
+            sum(held.kinds.get(kind, 0) for held in executed.memory.values() for kind in _AT_ONCE),
             config,
         )
 

@@ -7,14 +7,16 @@ system without overlays) they are written beside them and taken away at the end,
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from trimtab import manifest
-from trimtab.hollow import KEY, head_of, is_hollow, known_in
+from trimtab.hollow import KEY, head_in, head_of, is_hollow, known_in
 from trimtab.rehearse.session import Recorder
 from trimtab.rehearse.written import Written
 
@@ -85,34 +87,85 @@ def rename_hollow(folder: Path) -> None:
         path.rename(path.with_name(f"{path.name}.shapes-only"))
 
 
+_FLATTENING = ("_flatten_as_ptr", "_flatten")
+"""Functions of safetensors, by its version, that are given the tensors of a file, and whose result is then written."""
+
+
+class _Hollow:
+    """What is handed to the writer in the place of tensors' bytes: the tensors, of which some have no values."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        self.tensors = tensors
+
+
 def read_and_write_shapes(module: Any) -> None:
-    """safetensors.torch: files of tensors without values are written with holes, and read again as shapes."""
-    real = module.save_file
+    """safetensors.torch: files of tensors without values are written with holes, and read again as shapes.
+
+    Put where its functions ask each other: so whoever has them by name from before has them so too.
+    """
+    to_file, to_bytes, from_bytes = module.serialize_file, module.serialize, module.load
+
+    @functools.wraps(to_file)
+    def serialize_file(flat: Any, filename: Any, metadata: Any = None) -> None:
+        if not isinstance(flat, _Hollow):
+            return to_file(flat, filename, metadata=metadata)  # type: ignore[no-any-return]
+        return _write(flat.tensors, filename, metadata or {})
+
+    @functools.wraps(to_bytes)
+    def serialize(flat: Any, metadata: Any = None) -> Any:
+        if not isinstance(flat, _Hollow):
+            return to_bytes(flat, metadata=metadata)
+        into = io.BytesIO()
+        _write(flat.tensors, into, metadata or {})
+        return into.getvalue()
+
+    @functools.wraps(from_bytes)
+    def load(data: bytes) -> dict[str, Any]:
+        from trimtab.virtual import unknown
+
+        found = head_in(io.BytesIO(data))
+        known = None if found is None else known_in(found[0])
+        tensors: dict[str, Any] = from_bytes(data)
+        return {
+            name: tensor
+            if known is None or name in known
+            else unknown.shape_on_host(tensor.shape, tensor.dtype)
+            for name, tensor in tensors.items()
+        }
+
+    module.serialize_file, module.serialize, module.load = serialize_file, serialize, load
+    for name in _FLATTENING:
+        if (real := getattr(module, name, None)) is not None:
+            setattr(module, name, _left_whole(module, real))
+
+
+def _left_whole(module: Any, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Tensors without values are not looked into."""
 
     @functools.wraps(real)
-    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+    def flatten(tensors: Any, *args: Any) -> Any:
         from trimtab.virtual.unknown import is_unknown
 
         if not isinstance(tensors, dict) or not any(map(is_unknown, tensors.values())):
-            return real(tensors, filename, metadata)  # type: ignore[no-any-return]
-        _as_safetensors_refuses(module, real, tensors, filename)
-        return _write(tensors, filename, metadata or {})
+            return real(tensors, *args)
+        if refused := _refused_by_safetensors(module, tensors):
+            # It says so in its own words before it looks at a value.
+            real({name: tensors[name] for name in refused}, *args)
+        return _Hollow(tensors)
 
-    module.save_file = save_file
+    return flatten
 
 
-def _as_safetensors_refuses(module: Any, real: Callable[..., Any], tensors: Any, filename: Any) -> None:
-    """What it would refuse to write is handed to it: it says so in its own words before it looks at a value."""
+def _refused_by_safetensors(module: Any, tensors: Any) -> set[str]:
     together = [names for names in module._find_shared_tensors(tensors) if len(names) > 1]
     refused = {name for names in together for name in names} | {
         name for name, tensor in tensors.items() if tensor.layout.__str__() != "torch.strided"
     }
-    refused |= {name for name in tensors.keys() - refused if not tensors[name].is_contiguous()}
-    if refused:
-        real({name: tensors[name] for name in refused}, filename)
+    return refused | {name for name in tensors.keys() - refused if not tensors[name].is_contiguous()}
 
 
-def _write(tensors: dict[str, Any], filename: Any, metadata: dict[str, str]) -> None:
+def _write(tensors: dict[str, Any], where: Any, metadata: dict[str, str]) -> None:
+    """To a path, or to memory, where a hole takes room."""
     import torch
 
     from trimtab.rehearse.unread_files import TYPES
@@ -130,14 +183,16 @@ def _write(tensors: dict[str, Any], filename: Any, metadata: dict[str, str]) -> 
         head[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    may_write(filename, end)
-    with open(filename, "wb") as file:
+    may_write(where, end)
+    with nullcontext(where) if isinstance(where, io.BytesIO) else open(where, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        if end:
+            file.seek(8 + len(text) + end - 1)
+            file.write(bytes(1))
         for name, tensor in known.items():
             file.seek(8 + len(text) + head[name]["data_offsets"][0])
             plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             file.write(plain.numpy().tobytes())
-        file.truncate(8 + len(text) + end)
 
 
 def open_shapes(module: Any) -> None:

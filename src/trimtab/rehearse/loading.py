@@ -49,7 +49,18 @@ def build_from_configs(machine: Machine) -> None:
 
 
 def _changing(name: str, change: Callable[[Any], None]) -> imports.Setting:
-    return lambda _: change(sys.modules[name])
+    early = name in sys.modules  # whoever is here before torch may have taken its functions by name
+
+    def put_in(_: Any) -> None:
+        module = sys.modules[name]
+        before = dict(vars(module))
+        change(module)
+        if early:
+            for held, real in before.items():
+                if (new := getattr(module, held)) is not real:
+                    imports.call_by_name(real, new)
+
+    return put_in
 
 
 def _go_on(module: Any) -> None:

@@ -173,6 +173,11 @@ SETUP = "trimtab.rehearse.process:attach"
 _process: Process | None = None
 
 
+def is_rehearsed() -> bool:
+    """Whether this process belongs to a rehearsal."""
+    return _process is not None
+
+
 def rehearsal_notes(text: str) -> None:
     """Let the report of the rehearsal that this process belongs to, if it does, say something."""
     if _process is not None:

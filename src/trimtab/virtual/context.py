@@ -116,6 +116,8 @@ def install(
         undo.callback(processes.enter(machine))
         undo.callback(sharing.enter())
         undo.callback(extents.enter())
+        if shapes and not any(outer.shapes for outer in state._stack[:-1]):
+            undo.callback(amp.enter_on_host())
         if len(state._stack) == 1:
             undo.callback(amp.enter())
             held_modes.enter(undo)

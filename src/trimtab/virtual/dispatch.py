@@ -193,7 +193,7 @@ def _take_apart(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not _for_inference(args):
         with VirtualMode():
             return func.decompose(*args, **kwargs)
-    with _switched_on(_VIEWS if amp.is_aside() else _VIEWS | amp.KEY), VirtualMode():
+    with _switched_on(_VIEWS | amp.keys_on()), VirtualMode():
         return func.decompose(*args, **kwargs)
 
 

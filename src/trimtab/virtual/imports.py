@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -41,6 +42,13 @@ class _Waiting(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
+    def ended(self, name: str, setting: Setting) -> None:
+        """The import of a module that had begun before has ended."""
+        if name not in sys.modules:
+            self._settings[name] = setting  # it failed; somebody may try again
+        elif self in sys.meta_path:
+            setting(self._machine.undo)
+
     def _found_by_the_next(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -51,14 +59,48 @@ class _Waiting(importlib.abc.MetaPathFinder):
         return importlib.machinery.PathFinder.find_spec(name, path, target)
 
 
+class _UnderWay(importlib.machinery.ModuleSpec):
+    """The spec of a module whose import has begun and not ended, as of a library that was itself the first to import
+    torch: calls what is to be done when it ends."""
+
+    then: list[Callable[[], None]]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+            for call in self.__dict__.pop("then"):
+                call()
+
+
+def _under_way(module: ModuleType) -> importlib.machinery.ModuleSpec | None:
+    """The module's spec, where its import has not ended."""
+    spec = getattr(module, "__spec__", None)
+    return spec if spec is not None and getattr(spec, "_initializing", False) else None
+
+
+def call_by_name(real: object, new: object) -> None:
+    """Whoever has imported `real` by name before now has `new` by that name."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        for name in [name for name, value in list(names.items()) if value is real]:
+            names[name] = new
+
+
 def when_imported(machine: Machine, undo: ExitStack, settings: Mapping[str, Setting]) -> None:
     """Call each setting with the stack on which to undo it, now or when its module has been imported."""
     waiting: dict[str, Setting] = {}
-    for name, setting in settings.items():
-        if name in sys.modules:
-            setting(undo)
-        else:
-            waiting[name] = setting
     finder = _Waiting(machine, waiting)
+    for name, setting in settings.items():
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = setting
+        elif (spec := _under_way(module)) is not None:
+            if not isinstance(spec, _UnderWay):
+                spec.then = []  # type: ignore[attr-defined]
+                spec.__class__ = _UnderWay
+            spec.then.append(functools.partial(finder.ended, name, setting))  # type: ignore[attr-defined]
+        else:
+            setting(undo)
     sys.meta_path.insert(0, finder)
     undo.callback(sys.meta_path.remove, finder)

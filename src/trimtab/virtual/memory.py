@@ -6,6 +6,7 @@ somebody asks, and for each block at once where the device is nearly full.
 
 from __future__ import annotations
 
+import mmap
 import re
 from typing import Any
 
@@ -129,7 +130,8 @@ def host_address(block: Block) -> int:
     """The address of a shape on the host: programs may read there, and find noughts. Unread, it takes no memory."""
     if not hasattr(block, "held"):
         with torch._C.DisableTorchFunction():
-            block.held = torch.empty(block.nbytes, dtype=torch.uint8, device="cpu")
+            noughts = mmap.mmap(-1, max(1, block.nbytes), mmap.MAP_PRIVATE)
+            block.held = torch.frombuffer(noughts, dtype=torch.uint8)
     return block.held.data_ptr()
 
 

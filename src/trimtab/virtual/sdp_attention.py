@@ -42,9 +42,7 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(mask, CausalBias):
         with functions.switched_on():
             return type(mask).__torch_function__(func, (type(mask),), args, kwargs)
-    if torch.is_autocast_enabled("cuda"):
-        return amp.in_lower_precision(_attention, args, kwargs)
-    return _attention(*args, **kwargs)
+    return amp.in_lower_precision(_attention, args, kwargs)
 
 
 def _attention(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.virtual import origin, state
-from trimtab.virtual.amp import KEY as AUTOCAST
+from trimtab.virtual.amp import HOST_KEY, KEY
 from trimtab.virtual.face import ABOVE, Face, HostFace
 from trimtab.virtual.memory import Block
 from trimtab.virtual.moving import means_cpu, moved, moved_to_gpu
@@ -23,6 +23,8 @@ _make, _in_inference_mode, _STRIDED = (
     torch.is_inference_mode_enabled,
     torch.strided,
 )
+AUTOCAST = KEY | HOST_KEY
+"""One set for all of them, on the host too: torch gives a tensor the data of another only where these are the same."""
 INTERNAL = ("payload", "_slot", "_block", origin.ATTRIBUTE, origin.EXTENTS, origin.SHAPE)
 
 
