@@ -73,6 +73,14 @@ class Repeat:
     returned: Any
     """The form of all that comes out."""
 
+    def like(self, other: Repeat) -> bool:
+        """Whether they are the same but for the sizes of the arguments, or for a pass that is computed again."""
+        return (
+            (self.form, self.outside.forms, self.kinds) == (other.form, other.outside.forms, other.kinds)
+            and self.looked == other.looked
+            and self.inside.tokens == other.inside.tokens
+        )
+
 
 @dataclass(frozen=True)
 class _Result:
@@ -91,8 +99,8 @@ class Met:
         self._function, self._kind = function, kind
 
     def find(self, given: list[Any], form: Any, device: VirtualDevice) -> tuple[Repeat | None, bool]:
-        """What came of it where all that it looks at was as it is now; and whether it was itself that ran then, or a
-        layer like it."""
+        """What came of it where all that it looks at was as it is now; and whether it has run itself, then or on
+        arguments of other sizes, or only a layer like it."""
         if unknown.some_stand:
             return None, False
         others = [met for met in _alike.get(self._kind, ()) if met not in self._own]
@@ -103,7 +111,7 @@ class Met:
                 outside, modules = compared(given, device), modules_of(self._function)
                 for repeat in (*self._own, *others):
                     if repeat.form == form and repeat.outside.stands_for(outside) and _same(repeat, modules):
-                        return repeat, repeat in self._own
+                        return repeat, any(own is repeat or own.like(repeat) for own in self._own)
             except Not:
                 pass
         return None, False
