@@ -75,6 +75,8 @@ def steps(
             for layer in layers:
                 x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
             x.float().pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            states.append(torch.cuda.memory_allocated())
             optimizer.step()
             optimizer.zero_grad()
             runs.append(len(RAN) - before)
@@ -132,6 +134,28 @@ def test_memory_comes_and_goes_in_the_same_order(checkpointed: bool, monkeypatch
 
 def test_gradients_reach_every_weight() -> None:
     assert len(steps("alike")["momenta"]) == 3 * LAYERS
+
+
+class Joint(Layer):
+    """Two weights in one product, of which each gets a part of one gradient."""
+
+    def __init__(self, number: int, settings: Any) -> None:
+        super().__init__(number, settings)
+        self.c = nn.Linear(WIDTH, 300, bias=False)
+
+    def forward(self, x: torch.Tensor, positions: Any = None) -> torch.Tensor:
+        RAN.append(self)
+        both = torch.nn.functional.linear(self.norm(x), torch.cat([self.a.weight, self.c.weight]))
+        return x + self.down(self.b(both[:, :300]) + self.b(both[:, 300:]))
+
+
+def test_gradients_that_are_parts_of_one_buffer_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Layer", Joint)
+    plain, own, alike = (steps(how) for how in ("", "own", "alike"))
+    assert own["runs"] == [LAYERS, 0, 0]
+    assert alike["runs"] == [1, 0, 0]
+    for known in (own, alike):
+        assert known | {"runs": plain["runs"]} == plain
 
 
 def attribute(layers: list[Layer], step: int) -> None:

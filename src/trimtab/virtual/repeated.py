@@ -181,6 +181,9 @@ def _learnt(ran: Ran, outside: Seen, looking: Looking) -> Repeat:
             raise Not
         sources[number] = place
     results = [_result(value, ran, places) for value in ran.returned]
+    own = {result for result in results if isinstance(result, _Result)}
+    if len(own) != len({result.buffer for result in own}):
+        raise Not  # parts of one buffer
     return Repeat(
         outside=outside,
         form=ran.form,
@@ -245,7 +248,7 @@ def _again(
     made: dict[int, Any] = {}
     for result in repeat.results:
         if isinstance(result, _Result) and result.buffer not in made:
-            made[result.buffer] = result.made.tensor(device, blocks[result.buffer])
+            made[result.buffer] = result.made.tensor(device, blocks[result.buffer], {})
     trained = {r.buffer: made[r.buffer] for r in repeat.results if isinstance(r, _Result) and r.trained}
     if trained:
         found = {number: _found(source, given, modules) for number, source in repeat.sources.items()}
