@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 LEFT_OUT = """
 import sys
 from trimtab.recipes import trial_server
@@ -59,18 +61,62 @@ assert text.render(rows=2) == "2 rows" and not isinstance(text, spared_imports._
 assert spared_imports._Template(KernelTemplate._template_from_string, "{{ rows }} rows").render(rows=2) == "2 rows"
 """
 PLACES = """
+import copy, inspect, sys
 from torch._library import utils
 from trimtab.recipes import spared_imports
-real, told = utils.get_source, []
-def tell():
-    told.append([utils.get_source(1), utils.get_source(2)])
+real = inspect.getmodule, inspect.getframeinfo
+class Asks:
+    def __deepcopy__(self, memo):
+        frame = sys._getframe(1)
+        told.append((utils.get_source(1), utils.get_source(2), inspect.getframeinfo(frame)))
+        told.append([inspect.getmodule(thing) for thing in (frame, utils.get_source, utils, Asks)])
+told = []
 for turn in range(2):
+    copy.deepcopy(Asks()) if turn == 0 else None
     with spared_imports.places_only():
-        assert utils.get_source is not real
-        utils.get_source = (real, utils.get_source)[turn]
-        tell()
-    assert utils.get_source is real
-assert told[0] == told[1], told
+        assert inspect.getmodule is not real[0] and inspect.getframeinfo is not real[1]
+        copy.deepcopy(Asks()) if turn == 1 else None
+    assert (inspect.getmodule, inspect.getframeinfo) == real
+assert told[0] == told[2] and told[0][2].code_context, told
+assert told[1] == told[3] and told[1][0] is copy, told
+"""
+METHODS = """
+import dataclasses
+from trimtab.recipes import spared_imports
+def made():
+    @dataclasses.dataclass(frozen=True, order=True)
+    class Point:
+        x: int
+        y: int = 2
+    @dataclasses.dataclass(unsafe_hash=True)
+    class Named(Point.__base__):
+        name: str
+    class Below(Point):
+        pass
+    return Point, Named, Below
+real = dataclasses._create_fn
+plain = made()
+with spared_imports.methods_later():
+    later = made()
+assert dataclasses._create_fn is real
+def tried(classes):
+    Point, Named, Below = classes
+    one, other, below, named = Point(1), Point(1, 3), Below(1), Named("a")
+    try:
+        one.x = 3
+    except dataclasses.FrozenInstanceError as error:
+        said = [str(error)]
+    try:
+        del one.y
+    except dataclasses.FrozenInstanceError as error:
+        said.append(str(error))
+    below.more = 1
+    same = (one == Point(1), one == other, one != other, one == below, one < other, one >= other, hash(one), one == 1)
+    shown = (repr(one), repr(below), repr(named), str(Point.__eq__.__qualname__), Point.__doc__)
+    return said, same, shown, named == Named("a"), hash(named), below.more, dataclasses.replace(one, y=5).y
+assert tried(plain) == tried(later) == tried(later), (tried(plain), tried(later))
+for name in ("__eq__", "__hash__", "__setattr__", "__delattr__", "__lt__"):
+    assert vars(later[0])[name].__code__.co_code == vars(plain[0])[name].__code__.co_code, name
 """
 
 
@@ -96,3 +142,8 @@ def test_templates_of_kernels_are_read_when_they_are_used() -> None:
 
 def test_an_operator_is_told_from_the_same_place() -> None:
     ran(PLACES)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="dataclasses compiles all methods at once")
+def test_methods_of_dataclasses_are_compiled_when_they_are_called() -> None:
+    ran(METHODS)

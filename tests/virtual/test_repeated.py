@@ -75,6 +75,8 @@ def steps(
             for layer in layers:
                 x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
             x.float().pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            states.append(torch.cuda.memory_allocated())
             optimizer.step()
             optimizer.zero_grad()
             runs.append(len(RAN) - before)
@@ -95,12 +97,8 @@ def test_memory_is_that_of_layers_that_run(checkpointed: bool) -> None:
     assert alike | {"runs": plain["runs"]} == plain
     times = 2 if checkpointed else 1  # in the forward pass, and when it is computed again
     assert plain["runs"] == [times * LAYERS] * 3
-    assert own["runs"] == [times * LAYERS, 0, 0]
-    assert alike["runs"] == [
-        times,
-        0,
-        0,
-    ]  # another number of a layer, which it does not look at, is no other layer
+    assert own["runs"] == [LAYERS + times - 1, 0, 0]  # a layer that has run is not run to be computed again
+    assert alike["runs"] == [times, 0, 0]  # another number, which a layer does not look at, is no other layer
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -136,6 +134,28 @@ def test_memory_comes_and_goes_in_the_same_order(checkpointed: bool, monkeypatch
 
 def test_gradients_reach_every_weight() -> None:
     assert len(steps("alike")["momenta"]) == 3 * LAYERS
+
+
+class Joint(Layer):
+    """Two weights in one product, of which each gets a part of one gradient."""
+
+    def __init__(self, number: int, settings: Any) -> None:
+        super().__init__(number, settings)
+        self.c = nn.Linear(WIDTH, 300, bias=False)
+
+    def forward(self, x: torch.Tensor, positions: Any = None) -> torch.Tensor:
+        RAN.append(self)
+        both = torch.nn.functional.linear(self.norm(x), torch.cat([self.a.weight, self.c.weight]))
+        return x + self.down(self.b(both[:, :300]) + self.b(both[:, 300:]))
+
+
+def test_gradients_that_are_parts_of_one_buffer_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "Layer", Joint)
+    plain, own, alike = (steps(how) for how in ("", "own", "alike"))
+    assert own["runs"] == [LAYERS, 0, 0]
+    assert alike["runs"] == [1, 0, 0]
+    for known in (own, alike):
+        assert known | {"runs": plain["runs"]} == plain
 
 
 def attribute(layers: list[Layer], step: int) -> None:
@@ -222,6 +242,38 @@ def test_another_length_has_it_run() -> None:
             out.sum().backward()
             assert layer.a.weight.grad.shape == layer.a.weight.shape
     assert len(RAN) == 2
+
+
+def test_on_another_length_one_layer_is_run_of_those_that_ran_before() -> None:
+    def run(repeats: Repeats) -> tuple[list[int], list[Any]]:
+        RAN.clear()
+        runs = []
+        with virtual_gpus(1, shapes=True) as machine:
+            machine.repeats = repeats
+            settings = SimpleNamespace(squares=False)
+            layers = [Layer(number, settings).cuda() for number in range(LAYERS)]
+            for layer in layers:
+                layer.forward = torch.compile(layer.forward, fullgraph=True)
+            for rows, used in (
+                (512, LAYERS - 1),
+                (768, LAYERS - 1),
+                (512, LAYERS),
+                (1024, LAYERS),
+                (768, LAYERS),
+            ):
+                before = len(RAN)
+                x = torch.empty(rows, WIDTH, device="cuda").requires_grad_()
+                for layer in layers[:used]:
+                    x = layer(x)
+                x.sum().backward()
+                runs.append(len(RAN) - before)
+            held = [(peak.peak_bytes, peak.reserved_bytes) for peak in machine.devices[0].ledger.peaks()]
+        return runs, held
+
+    (plain, every), (own, some) = run(""), run("own")
+    assert plain == [LAYERS - 1, LAYERS - 1, LAYERS, LAYERS, LAYERS]
+    assert own == [LAYERS - 1, 1, 1, 1, 0]  # the last layer by itself, when it comes for the first time
+    assert some == every
 
 
 def test_with_values_every_layer_is_run() -> None:

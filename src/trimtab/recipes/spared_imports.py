@@ -9,25 +9,77 @@ library that is not built as it is known here is imported as it imports itself.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 
 @contextmanager
 def places_only() -> Iterator[None]:
-    """Meanwhile torch, which notes of every operator where it was registered, reads no source for that."""
-    from torch._library import utils
+    """Meanwhile torch, which notes of every operator where it was registered, reads no source for that, and the module
+    of a frame is the one whose names it sees, where Python looks through all there are."""
+    module_of, told = inspect.getmodule, inspect.getframeinfo
 
-    def place(stacklevel: int) -> str:
-        frame = sys._getframe(stacklevel)
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    def getmodule(thing: Any, *filename: Any) -> ModuleType | None:
+        if isinstance(thing, FrameType):
+            own = sys.modules.get(thing.f_globals.get("__name__", ""))
+            if own is not None and vars(own) is thing.f_globals:
+                return own
+        return module_of(thing, *filename)
 
-    with _instead(utils, "get_source", place):
+    def getframeinfo(frame: Any, context: int = 1) -> Any:
+        asks = sys._getframe(1).f_globals.get("__name__")
+        return told(frame, 0 if asks == "torch._library.utils" else context)
+
+    with _instead(inspect, "getmodule", getmodule), _instead(inspect, "getframeinfo", getframeinfo):
         yield
+
+
+@contextmanager
+def methods_later() -> Iterator[None]:
+    """Meanwhile of a dataclass only `__init__` is compiled: how it is shown, compared and kept from changes when that
+    comes up, which of most of some fifteen hundred it never does."""
+    real = getattr(dataclasses, "_create_fn", None)
+
+    def create(name: str, arguments: Any, body: Any, **names: Any) -> Any:
+        assert real is not None
+        if name not in _SELDOM:
+            return real(name, arguments, body, **names)
+        return _later(name, lambda: real(name, arguments, body, **names))
+
+    with _instead(dataclasses, "_create_fn", create):
+        yield
+
+
+_SELDOM = frozenset(
+    f"__{name}__" for name in ("repr", "eq", "lt", "le", "gt", "ge", "hash", "setattr", "delattr")
+)
+
+
+def _later(name: str, make: Callable[[], Any]) -> Any:
+    """A method that is made when it is called, and then stands in its own place."""
+    made: Any = None
+
+    def method(self: Any, *arguments: Any) -> Any:
+        nonlocal made
+        if made is None:
+            made = make()
+            made.__qualname__, made.__doc__ = method.__qualname__, method.__doc__
+            for owner in type(self).__mro__:
+                if vars(owner).get(name) is method:
+                    type.__setattr__(owner, name, made)
+        return made(self, *arguments)
+
+    method.__name__ = name
+    return method
 
 
 def import_accelerate() -> None:
@@ -39,8 +91,9 @@ def import_accelerate() -> None:
 
 def import_transformers() -> None:
     """With its trainer; without datasets and pandas, which know rows that nobody has made, and scipy, which assigns
-    boxes to objects; and its thousands of files are read for the names in them once, not twice."""
-    import transformers
+    boxes to objects; and its thousands of files are read for the names in them once, not twice, and from their end."""
+    with _set_in("transformers.utils.import_utils", _names_from_the_end):
+        import transformers
     from transformers import utils
 
     _know_models(Path(transformers.__file__).parent / "models")
@@ -78,6 +131,48 @@ def _instead(owner: Any, name: str, other: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, real)
+
+
+class _Setting(importlib.abc.MetaPathFinder):
+    """Sets something in a module when it has been imported."""
+
+    def __init__(self, module: str, setting: Callable[[Any], None]) -> None:
+        self._module, self._setting = module, setting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._setting(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _set_in(module: str, setting: Callable[[Any], None]) -> Iterator[None]:
+    """Where it is imported meanwhile."""
+    finder = _Setting(module, setting)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _names_from_the_end(import_utils: Any) -> None:
+    """The last line that begins with `__all__` tells a file's names: what stands before it is not cut into lines."""
+    real = getattr(import_utils, "fetch__all__", None)
+    if real is not None:
+        import_utils.fetch__all__ = lambda text: real(text[text.rfind("\n__all__") + 1 :])
 
 
 @contextmanager

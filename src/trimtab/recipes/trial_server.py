@@ -129,6 +129,7 @@ def _made(trial: Trial) -> Answer:
         return Answer(None, f"{type(error).__name__}: {said}", traceback.format_exc())
 
 
+@spared_imports.methods_later()
 @spared_imports.places_only()
 def import_what_steps_need() -> None:
     """All that takes long to import, once for every fork."""
@@ -150,6 +151,8 @@ def import_what_steps_need() -> None:
 
 
 @cache
+@spared_imports.methods_later()
+@spared_imports.places_only()
 def import_what_compiling_needs() -> None:
     """What plans a compiled layer (virtual/compiled.py), once for every fork."""
     import networkx

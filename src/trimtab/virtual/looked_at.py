@@ -43,8 +43,8 @@ def outside_of(given: list[Any], device: VirtualDevice) -> Seen | None:
 
 def compared(given: list[Any], device: VirtualDevice) -> Seen:
     seen = Seen({})
-    seen.tokens = [
-        [seen.argument(value) for value in given],
+    arguments = [seen.argument(value) for value in given]
+    settings = [
         device.index,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -52,8 +52,9 @@ def compared(given: list[Any], device: VirtualDevice) -> Seen:
         torch.get_autocast_dtype("cuda"),
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
-        _hooks(),
     ]
+    seen.tokens = [arguments, *settings, _hooks()]
+    seen.forms += settings
     return seen
 
 
@@ -74,6 +75,8 @@ class Seen:
     def __init__(self, index: dict[int, int]) -> None:
         """`index`: the places of the modules in their tree."""
         self.tokens: list[Any] = []
+        self.forms: list[Any] = []
+        """The same without sizes and values, and without who is handed what autograd keeps."""
         self.unknown: list[bool] = []
         """Of each tensor, whether it has no values."""
         self.held: list[Any] = []
@@ -90,10 +93,13 @@ class Seen:
     def argument(self, value: Any) -> Any:
         """An argument; tensors that share their memory are told by that."""
         if value.__class__ in VIRTUAL:
+            self.forms.append((value.__class__, value._slot.index, value.payload.dtype, value.requires_grad))
             return self._shape(value), self._blocks.setdefault(id(value._block), len(self._blocks))
         if isinstance(value, Tensor):
+            self.forms.append((value.__class__, value.dtype, value.requires_grad))
             return _values(value)
         if value.__class__ in SIMPLE:
+            self.forms.append(value.__class__)
             return value.__class__, value
         raise Not
 

@@ -39,18 +39,34 @@ class Made:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    offset: int
     dtype: torch.dtype
+    nbytes: int
+    """Of its storage, of which it may be a part."""
     unknown: bool
 
     @classmethod
     def of(cls, tensor: Any) -> Made:
         payload = tensor.payload
-        return cls(tuple(payload.size()), payload.stride(), payload.dtype, tensor._block.unknown)
+        return cls(
+            shape=tuple(payload.size()),
+            stride=payload.stride(),
+            offset=payload.storage_offset(),
+            dtype=payload.dtype,
+            nbytes=payload.untyped_storage().nbytes(),
+            unknown=tensor._block.unknown,
+        )
 
-    def tensor(self, device: VirtualDevice, block: Block) -> Any:
+    def tensor(self, device: VirtualDevice, block: Block, storages: dict[int, Any]) -> Any:
+        """In the storage that those of its block share."""
         with torch._C.DisableTorchFunction():
             with past_dispatch():
-                payload = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+                storage = storages.get(id(block))
+                if storage is None:
+                    whole = torch.empty(self.nbytes, dtype=torch.uint8, device="meta")
+                    storage = storages[id(block)] = whole.untyped_storage()
+                payload = torch.empty(0, dtype=self.dtype, device="meta")
+                payload.set_(storage, self.offset, self.shape, self.stride)
             block.unknown |= self.unknown
             return wrap(payload, device, block)
 
@@ -232,8 +248,11 @@ class Node(torch.autograd.Function):
         left = run_through(plan.backward, device, {} if again else blocks)
         buffers_made = plan.backward.results
         if piece.outputs is None:
+            storages: dict[int, Any] = {}
             known = zip(plan.gradients, buffers_made, strict=True)
-            made = [None if one is None else one.tensor(device, left[buffer]) for one, buffer in known]
+            made = [
+                None if one is None else one.tensor(device, left[buffer], storages) for one, buffer in known
+            ]
         else:
             results = zip(found, buffers_made, strict=True)
             made = [None if value is None else outside(value, left.get(buffer)) for value, buffer in results]

@@ -73,6 +73,14 @@ class Repeat:
     returned: Any
     """The form of all that comes out."""
 
+    def like(self, other: Repeat) -> bool:
+        """Whether they are the same but for the sizes of the arguments, or for a pass that is computed again."""
+        return (
+            (self.form, self.outside.forms, self.kinds) == (other.form, other.outside.forms, other.kinds)
+            and self.looked == other.looked
+            and self.inside.tokens == other.inside.tokens
+        )
+
 
 @dataclass(frozen=True)
 class _Result:
@@ -91,8 +99,8 @@ class Met:
         self._function, self._kind = function, kind
 
     def find(self, given: list[Any], form: Any, device: VirtualDevice) -> tuple[Repeat | None, bool]:
-        """What came of it where all that it looks at was as it is now; and whether it was itself that ran then, or a
-        layer like it."""
+        """What came of it where all that it looks at was as it is now; and whether it has run itself, then or on
+        arguments of other sizes, or only a layer like it."""
         if unknown.some_stand:
             return None, False
         others = [met for met in _alike.get(self._kind, ()) if met not in self._own]
@@ -103,7 +111,7 @@ class Met:
                 outside, modules = compared(given, device), modules_of(self._function)
                 for repeat in (*self._own, *others):
                     if repeat.form == form and repeat.outside.stands_for(outside) and _same(repeat, modules):
-                        return repeat, repeat in self._own
+                        return repeat, any(own is repeat or own.like(repeat) for own in self._own)
             except Not:
                 pass
         return None, False
@@ -173,6 +181,9 @@ def _learnt(ran: Ran, outside: Seen, looking: Looking) -> Repeat:
             raise Not
         sources[number] = place
     results = [_result(value, ran, places) for value in ran.returned]
+    own = {result for result in results if isinstance(result, _Result)}
+    if len(own) != len({result.buffer for result in own}):
+        raise Not  # parts of one buffer
     return Repeat(
         outside=outside,
         form=ran.form,
@@ -237,7 +248,7 @@ def _again(
     made: dict[int, Any] = {}
     for result in repeat.results:
         if isinstance(result, _Result) and result.buffer not in made:
-            made[result.buffer] = result.made.tensor(device, blocks[result.buffer])
+            made[result.buffer] = result.made.tensor(device, blocks[result.buffer], {})
     trained = {r.buffer: made[r.buffer] for r in repeat.results if isinstance(r, _Result) and r.trained}
     if trained:
         found = {number: _found(source, given, modules) for number, source in repeat.sources.items()}

@@ -22,7 +22,8 @@ from trimtab.virtual.wording import AcceleratorError, runtime_error
 
 OnFault = Literal["raise", "repair"]
 Repeats = Literal["", "own", "alike"]
-"""Every compiled piece is run; or not one that ran before itself; or not one of a layer like one that ran."""
+"""Every compiled piece is run; or not one that ran before itself, if on other sizes, when one like it ran on these; or
+not one of a layer like one that ran."""
 Patch = tuple[object, str, object]
 """An object, the name of an attribute, and what to set it to while a machine is in force."""
 
