@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -334,12 +335,16 @@ def test_a_hook_that_asks_a_context_is_refused_as_torch_refuses_it() -> None:
 
     model = nn.Sequential(nn.Linear(8, 8))
     model[0].register_forward_hook(collect)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    try:
         torch.compile(model, backend="eager", fullgraph=True)(torch.randn(2, 8))
+        traced = True  # as torch does from 2.15 on
+    except torch._dynamo.exc.Unsupported:
+        traced = False
+    refused = pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar")
     with virtual_gpus(1, observer=(notes := Notes())):
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
+        with nullcontext() if traced else refused:
             torch.compile(model.cuda(), fullgraph=True)(torch.randn(2, 8, device="cuda"))
-        assert notes.notes == []
+        assert bool(notes.notes) == traced
         torch.compile(model)(torch.randn(2, 8, device="cuda"))
         assert any("hooks inside of it" in note for note in notes.notes)
 

@@ -16,6 +16,7 @@ from trimtab.virtual import virtual_gpus
 from trimtab.virtual.state import NotSimulated
 from trimtab.virtual.tensor import is_virtual, payload_of
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -144,7 +145,12 @@ def test_scripted_modules_move_and_are_loaded(tmp_path: Path) -> None:
     [
         ('"addmm_cuda" not implemented', lambda x, one: x @ x, NotImplementedError),
         ('"abs_cuda" not implemented', lambda x, one: x.abs(), NotImplementedError),
-        ("not implemented for 'Float8_e4m3fn'", lambda x, one: x.isfinite(), NotImplementedError),
+        pytest.param(
+            "not implemented for 'Float8_e4m3fn'",
+            lambda x, one: x.isfinite(),
+            NotImplementedError,
+            marks=pytest.mark.skipif(TORCH >= (2, 15), reason="there it is a comparison"),
+        ),
         ("row-major and column-major", lambda x, one: torch._scaled_mm(x, x, one, one), RuntimeError),
         ("mat2 shape", lambda x, one: torch._scaled_mm(x, x[:8].t(), one, one), RuntimeError),
         (

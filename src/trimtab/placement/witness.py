@@ -225,17 +225,20 @@ def _switched_off(outer: nn.Module | None) -> tuple[str | None, str]:
     Without such a function it is the line in the forward of `outer`, the last module that ran with gradients.
     """
     frame: FrameType | None = sys._getframe(2)
-    function, called = None, ""
+    function, called, inside = None, "", ""
     while frame is not None:
         code = frame.f_code
+        own = code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is outer
         if function is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
             # What counts is the line outside that called the function.
             function, called = code.co_qualname.rpartition(".")[0], ""
+        elif function is None and own and code.co_name == "_call_impl":
+            # Gradients were on here; the function may have been within, around what the module's forward wraps.
+            return None, inside or called
         elif not code.co_filename.startswith(_TORCH):
             line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
-            own = code.co_varnames[:1] == ("self",) and frame.f_locals["self"] is outer
-            if function is None and own:
-                return None, line
+            if own:
+                inside = inside or line
             called = called or line
         frame = frame.f_back
     return function, called

@@ -64,7 +64,13 @@ def _bound(node: ast.AST) -> set[str]:
         for part in ast.walk(node)
         if isinstance(part, ast.FunctionDef | ast.ClassDef) and part is not node
     }
-    return arguments | stored | inner
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for part in ast.walk(node)
+        if isinstance(part, ast.Import | ast.ImportFrom)
+        for alias in part.names
+    }
+    return arguments | stored | inner | imported
 
 
 def _needed(root: Path, module: str, name: str, body: list[ast.stmt], known: dict[Any, Any]) -> Any:

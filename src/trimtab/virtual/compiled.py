@@ -116,8 +116,11 @@ def _hooks_inside(function: Any) -> list[Any]:
 
 
 def _asks_for_context(hook: Any) -> bool:
-    """Whether a hook reads a ContextVar, itself or held by an object (as that of transformers is)."""
-    if not inspect.isfunction(hook):
+    """Whether a hook reads a ContextVar, itself or held by an object (as that of transformers is), and this torch's
+    dynamo cannot trace that."""
+    from torch._dynamo import source
+
+    if not inspect.isfunction(hook) or hasattr(source, "ContextVarGetSource"):
         return False
     known = inspect.getclosurevars(hook)
     read = (*known.globals.values(), *known.nonlocals.values())

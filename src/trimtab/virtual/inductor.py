@@ -13,12 +13,12 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._subclasses import fake_tensor
 
 from trimtab.virtual import state
 from trimtab.virtual.buffers import Account
-from trimtab.virtual.joint_graph import INSIDE, launch_op, place
+from trimtab.virtual.joint_graph import CONSTANT, INSIDE, launch_op, place
 from trimtab.virtual.unguarded import unguarded
 
 REFUSED = (
@@ -48,7 +48,8 @@ def _lowered(graph: fx.Graph, held: Collection[str], device: torch.device, own: 
     from torch._inductor.virtualized import V
 
     place(graph, device)
-    module = fx.GraphModule(nn.Module(), graph)
+    constants = {node.target: node.meta[CONSTANT] for node in graph.nodes if node.op == "get_attr"}
+    module = fx.GraphModule(constants, graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     values = [node.meta["val"] for node in inputs]
     results = next(node for node in graph.nodes if node.op == "output")

@@ -26,6 +26,8 @@ from trimtab.virtual.tensor import VIRTUAL
 
 INSIDE = "virtual_inside"
 """In the annotations of a node: the bytes that its operation takes while it runs."""
+CONSTANT = "virtual_constant"
+"""In the notes of a node that stands for a constant: its value."""
 _REGION = "virtual_region"
 """In the annotations of a node: the checkpoint that it was made under."""
 _SKIPPED = ("aten::detach", "aten::alias", "aten::lift_fresh", "aten::detach_")
@@ -133,6 +135,9 @@ def _traced(
         shapes = [[_shape(record.inputs[number]) for number in part] for part in (primals, tangents)]
         made = make_fx(joint, decomposition_table={**select_decomp_table(), **_own_decompositions()})(*shapes)
     for node in list(made.graph.nodes):
+        if node.op == "get_attr" and isinstance(value := getattr(made, node.target), torch.Tensor):
+            # The graphs that are cut from this one lie in no module. Whatever its value, it takes the same room.
+            node.meta[CONSTANT] = torch.ones_like(value, device="cpu") if value.is_meta else value
         if (region := node.meta.get("custom", {}).get(_REGION)) is not None:
             node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": region}
         same = _the_same(node)

@@ -41,11 +41,13 @@ class Statistics:
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: Sequence[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
-        """torch.cuda.memory._record_memory_history: of "state" no history is kept."""
+        """torch.cuda.memory._record_memory_history: of "state" no history is kept, nor of the host's memory."""
         for device in self.machine.devices:
             pool, trace = self._pool(device.index), self._traces.setdefault(device.index, Trace())
-            if enabled == "all":
+            if enabled == "all" and record_cuda:
                 trace.begin(pool, min(max_entries, _LONGEST), clear_history, skip_actions)
             else:
                 trace.end(pool)
