@@ -181,8 +181,8 @@ def _learnt(ran: Ran, outside: Seen, looking: Looking) -> Repeat:
             raise Not
         sources[number] = place
     results = [_result(value, ran, places) for value in ran.returned]
-    own = {result for result in results if isinstance(result, _Result)}
-    if len(own) != len({result.buffer for result in own}):
+    made = {result for result in results if isinstance(result, _Result)}
+    if len(made) != len({result.buffer for result in made}):
         raise Not  # parts of one buffer
     return Repeat(
         outside=outside,
