@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trimtab import hollow
-from trimtab.virtual import faults
+from trimtab.virtual import faults, host_values
 from trimtab.virtual.context import virtual_gpus
 from trimtab.virtual.state import Machine, NotSimulated
 from trimtab.virtual.unknown import forget, is_unknown
@@ -526,3 +526,35 @@ def test_where_a_library_ends_its_sentences_decides_nothing() -> None:
             scores = torch.empty(64, 4096, device="cuda")
             assert found["cut"](scores, scores > 0).shape == (64, 4096)
             assert {asked.how for asked in machine.asked} == {how}
+
+
+def test_numbers_of_the_host_answer_for_their_copies(machine: Machine) -> None:
+    """As Idefics3 looks for pictures that are padding, before it computes with any."""
+    pictures = torch.randn(2, 3, 3, 100, 100)
+    pictures[1, 2] = 0
+    there = pictures.to("cuda")
+    flat = there.to(torch.bfloat16).view(6, 3, 100, 100)
+    shown = (flat == 0.0).sum(dim=(-1, -2, -3)) != flat[0].numel()
+    assert shown.tolist() == [True] * 5 + [False]
+    assert flat[shown].shape == (5, 3, 100, 100)
+    assert there[1, 2].any().item() is False
+    assert is_unknown(there * 1.0)
+    assert not machine.asked
+    there.mul_(2.0)
+    assert is_unknown(there == 0.0), "it was written to"
+    again = pictures.cuda()
+    pictures[0] = 0
+    assert is_unknown(again == 0.0), "the host's were written to since"
+    turned = torch.zeros(4, 8, 64, 64).cuda().to(memory_format=torch.channels_last)
+    assert is_unknown(turned == 0.0)
+    assert (turned * 2).shape == turned.shape
+
+
+def test_of_the_hosts_numbers_only_the_latest_are_kept(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_values, "MOST", 300_000)
+    first, second, third = (torch.zeros(100, 1000).cuda() for _ in range(3))
+    assert not is_unknown(first == 0)
+    fourth = torch.zeros(100, 1000).cuda()
+    assert [is_unknown(one == 0) for one in (first, second, third, fourth)] == [True, False, False, False]

@@ -104,6 +104,7 @@ def rehearse(
     from trimtab.errors import RequestError
     from trimtab.files import plain_value
     from trimtab.hardware.catalogue import accelerators
+    from trimtab.models.builtin_ready import make_ready
     from trimtab.redaction import hiding
     from trimtab.rehearse.report import render
     from trimtab.rehearse.run import rehearse as run
@@ -154,6 +155,7 @@ def rehearse(
     settings.gpus, settings.gpu_name = len(machine), first.model
     settings.memory_bytes, settings.capability = first.total_bytes, (int(major), int(minor))
 
+    make_ready(words, shapes_only=shapes_only)
     dim = sys.stdout.isatty()
     print("\x1b[2m" if dim else "", end="", flush=True)
     try:

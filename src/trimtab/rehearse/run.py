@@ -23,7 +23,6 @@ from typing import Any
 
 from trimtab.errors import RequestError
 from trimtab.rehearse import (
-    built_in_ready,
     excerpts,
     files_aside,
     hints,
@@ -121,7 +120,6 @@ def _rehearse(
     folder, dismiss = held.path, left_behind.guard(held)
     try:
         target = parse_target(words, scratch=folder, gpus=settings.gpus if settings.gpus_given else None)
-        built_in_ready.make(target, shapes_only=settings.shapes_only)
         visible = target.visible_gpus()
         if visible is not None and not settings.gpus_given:
             settings.gpus = max([0, *visible]) + 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import batch_norm, hints, known_shapes, shape_answers, sparse_shapes
+from trimtab.virtual import batch_norm, hints, host_values, known_shapes, shape_answers, sparse_shapes
 from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
@@ -113,9 +113,12 @@ def carry(
         if made.dtype is torch.bool and made.is_meta:
             made._hint, made._about = hint(payloads[0]), hints.about(payloads[0])
         hints.stand_for_view(plan, payloads, named, made)
+        host_values.note(plan, payloads, args, made)
         return made
     if plan.name in _FILLED and (made := _with_values(plan, func, payloads, named)) is not None:
         return made
+    if unknown and (told := host_values.answer(plan, payloads, named, args)) is not None:
+        return told
     if unknown and (rule := shape_answers.RULES.get(plan.name)) is not None:
         found = rule(plan, payloads, args)
         if found is not None:
@@ -142,6 +145,7 @@ def carry(
     if made.__class__ is Tensor and made.layout is not torch.strided:
         return _tried(func, payloads, named)
     hints.note(plan, func, payloads, named, made)
+    host_values.note(plan, payloads, args, made)
     return made
 
 
