@@ -54,6 +54,7 @@ def steps(
     seen: list[VirtualDevice] | None = None,
 ) -> dict[str, Any]:
     """Some training steps over compiled layers, by shapes: what was held, and how many layers were run in each."""
+    gc.collect()  # what is known of layers goes with them, and these are held by themselves
     RAN.clear()
     runs, states = [], []
     with virtual_gpus(1, shapes=True) as machine:
