@@ -54,8 +54,8 @@ def steps(
     seen: list[VirtualDevice] | None = None,
 ) -> dict[str, Any]:
     """Some training steps over compiled layers, by shapes: what was held, and how many layers were run in each."""
-    gc.collect()  # what is known of layers goes with them, and these are held by themselves
     RAN.clear()
+    gc.collect()  # what is known of layers goes with them, and these are held by themselves
     runs, states = [], []
     with virtual_gpus(1, shapes=True) as machine:
         machine.repeats = repeats
