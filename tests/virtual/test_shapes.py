@@ -558,3 +558,45 @@ def test_of_the_hosts_numbers_only_the_latest_are_kept(
     assert not is_unknown(first == 0)
     fourth = torch.zeros(100, 1000).cuda()
     assert [is_unknown(one == 0) for one in (first, second, third, fourth)] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_experts_multiply_in_every_precision_that_cuda_takes(machine: Machine, dtype: torch.dtype) -> None:
+    """Torch's own rule for shapes refuses all but bfloat16, and tells other strides than CUDA's kernel."""
+    tokens = torch.randn(512, 512, device="cuda", dtype=dtype, requires_grad=True)
+    weights = torch.randn(4, 300, 512, device="cuda", dtype=dtype, requires_grad=True)
+    ends = torch.tensor([128, 200, 400, 512], dtype=torch.int32, device="cuda")
+    made = nn.functional.grouped_mm(tokens, weights.transpose(1, 2), offs=ends)
+    assert is_unknown(made)
+    assert made.shape == (512, 300)
+    assert made.stride() == (-(-300 * dtype.itemsize // 16) * 16 // dtype.itemsize, 1)
+    nn.functional.grouped_mm(tokens, weights[:, :256].transpose(1, 2), offs=ends).pow(2).sum().backward()
+    assert tokens.grad is not None
+    assert tokens.grad.shape == tokens.shape
+    assert weights.grad is not None
+    assert weights.grad.shape == weights.shape
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weights", "ends"),
+    [
+        ((512, 510), (4, 510, 512), "int32"),
+        ((512, 512), (4, 508, 512), "int32"),
+        ((512, 512), (3, 512, 512), "int32"),
+        ((512, 512), (4, 512, 512), "int64"),
+        ((512, 512), (4, 512, 512), None),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused_in_the_kernels_words(
+    machine: Machine, tokens: tuple[int, ...], weights: tuple[int, ...], ends: str | None
+) -> None:
+    def told(device: str) -> str:
+        a, b = torch.randn(tokens, device=device), torch.randn(weights, device=device)
+        offs = torch.tensor([128, 200, 400, 512], dtype=getattr(torch, ends), device=device) if ends else None
+        with pytest.raises(RuntimeError) as raised:
+            nn.functional.grouped_mm(a, b, offs=offs)
+        return str(raised.value).splitlines()[0]
+
+    with virtual_gpus(0):
+        by_kernel = told("cpu")
+    assert told("cuda") == by_kernel

@@ -36,12 +36,75 @@ def compute(plan: Plan, func: Any, payloads: Any, named: Any) -> Any:
             return payloads[0] if plan.kind == INPLACE else _made_like(known)
     back: dict[int, Tensor] = {}
     shapes = [shaped(value, back) for value in payloads]
-    made = func(*shapes, **{name: shaped(value, back) for name, value in named.items()})
+    rule = _OWN.get(plan.name, func)
+    made = rule(*shapes, **{name: shaped(value, back) for name, value in named.items()})
     if made.__class__ is Tensor and made.layout is not torch.strided:
         return made  # its size hangs on more than shapes
     if key is not None and len(_KNOWN) < _MOST_KNOWN and (plan.kind == INPLACE or not _shares(made, shapes)):
         _KNOWN[key] = True if plan.kind == INPLACE else _described(made)
     return _handed_back(made, back) if back else made
+
+
+def _grouped_product(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """_grouped_mm as CUDA has it, in its words.
+
+    Torch's rule takes bfloat16 alone, where the GPU multiplies group by group what the one kernel for all does not
+    take, and it lets the rows of the result begin at multiples of 16 bytes in CUDA builds only.
+    """
+    flat, groups = (a.dim() == 2, b.dim() == 2), offs.size(0) if offs is not None else a.size(0)
+    name = str(a.dtype).removeprefix("torch.")
+    _require(a.dtype in _GROUPED, f"Expected mat_a to be Float32, BFloat16 or Float16 matrix, got {name}")
+    _require(
+        a.dtype is b.dtype, f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}"
+    )
+    _require(all(flat) or a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match")
+    for matrix in (a, b):
+        _rows_apart(matrix)
+    _require(
+        (offs is not None) == any(flat),
+        "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d",
+    )
+    _require(offs is None or offs.dtype is torch.int32, "Offsets have to be int32")
+    _require(
+        all(one.dim() == 2 or one.size(0) == groups for one in (a, b)), "matrix batch sizes have to match"
+    )
+    dtype = out_dtype or a.dtype
+    rows, columns = a.size(-2), b.size(-1)
+    apart = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    size, stride = [groups, rows, columns], [rows * apart, apart, 1]
+    if flat[0] != flat[1]:
+        del size[0], stride[0]
+    return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+
+
+_GROUPED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _rows_apart(matrix: Tensor) -> None:
+    """Rows or columns of one piece, each of which begins at a multiple of 16 bytes."""
+    (rows, columns), (far, near) = matrix.shape[-2:], matrix.stride()[-2:]
+    upright = far == 1 and near >= max(1, rows)
+    _require(
+        upright or (near == 1 and far >= max(1, columns)),
+        f"Invalid strides/sizes, got {list(matrix.stride())} for strides and {list(matrix.shape)} for sizes",
+    )
+    apart = (near if upright else far) * matrix.element_size()
+    _require(apart % 16 == 0, "strides should be multiple of 16 bytes")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise RuntimeError(otherwise)
+
+
+_OWN = {"aten::_grouped_mm": _grouped_product}
+"""Rules for shapes in the place of torch's, which are not those of CUDA's kernels."""
 
 
 def shaped(value: Any, back: dict[int, Tensor] | None = None) -> Any:
