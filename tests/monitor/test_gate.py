@@ -91,3 +91,26 @@ def test_skipped_steps_are_counted_when_they_are_known() -> None:
     assert skipped == [2]
     with pytest.raises(NonFiniteError, match=f"{SKIPS_ALLOWED} steps in a row"):
         steps(model, check, optimizer, [float("nan")] * (SKIPS_ALLOWED + 1), 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "copies"),
+    [("fused", False, 0), ("foreach", False, 1), ("foreach", True, 1), ("sgd", True, 1), ("fused", True, 0)],
+)
+def test_a_virtual_gpu_holds_the_copies_that_a_real_one_would(kind: str, shapes: bool, copies: int) -> None:
+    """And a step that is bad is told at once."""
+    from trimtab.virtual import virtual_gpus
+
+    with virtual_gpus(1, shapes=shapes):
+        model = nn.Linear(3, 2).cuda()
+        optimizer = optimizer_of(kind, model)
+        check = GradientCheck(model, scaler=False)
+        with torch.device("cuda"):
+            steps(model, check, optimizer, [1.0], 1)
+        assert check._gate is not None
+        assert len(check._gate._copies) == copies * len(list(model.parameters()))
+        assert all(copy.is_cuda for copy in check._gate._copies)
+        if not shapes:
+            with torch.device("cuda"), pytest.raises(NonFiniteError, match="step 2: the gradient"):
+                steps(model, check, optimizer, [float("nan")], 2)
+        check.close()

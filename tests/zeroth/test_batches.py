@@ -43,10 +43,3 @@ def test_evaluation_takes_every_place_once_longest_first() -> None:
     assert sorted(place for group in groups for place in group) == list(range(10))
     lengths = [len(EXAMPLES[place].prompt) for group in groups for place in group]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_the_longest_come_first_where_it_is_asked_for() -> None:
-    rows = drawn(BatchStream(EXAMPLES, 2, 2, 0, COLLATE, longest_first=True), 5)
-    lengths = [len(EXAMPLES[row - 1].prompt) for row in rows]
-    assert lengths[:10] == lengths[10:] == sorted(lengths[:10], reverse=True)
-    assert sorted(rows[:10]) == list(range(1, 11))

@@ -119,7 +119,7 @@ class GradientCheck:
             self._gate.shut_if(bad, scaler=self.scaler)
         self._waiting = _Step(standing, Verdict(bad), final, self._after_backward, losses, passes)
         # The first step is waited for in any case: it proves the run, and others would tell less of what is wrong.
-        return self.settle() if first or self._gate.way == "at once" else good
+        return good if self._gate.late and self._gate.way != "at once" and not first else self.settle()
 
     def settle(self) -> bool:
         """Read the verdict on the step that waits for it: whether it was good, or none waits."""

@@ -8,7 +8,8 @@ The verdict on a step lies on the device when the host goes on to the optimizer.
 - `at once`: the verdict is read before the optimizer is called. On the CPU that costs nothing; on a GPU it is a wait
   for the backward pass in every step.
 
-With the first two the verdict is read a step later, when it has long arrived. It never decides what is bad.
+With the first two the verdict is read a step later, when it has long arrived. It never decides what is bad. On virtual
+GPUs it is read at once, and a copy is kept where it would be kept on real ones: it takes memory.
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ class Gate:
         self._optimizer = getattr(optimizer, "optimizer", optimizer)
         self._parameters = [local(p.detach()) for p in parameters]
         self._copies: list[torch.Tensor] = []
-        self.way = self._choose(scaler, all(map(_on_real_gpu, self._parameters)) if late is None else late)
+        self.late = all(map(_on_real_gpu, self._parameters)) if late is None else late
+        """Whether a verdict may be read a step later."""
+        virtual = late is None and not self.late and all(p.is_cuda for p in self._parameters)
+        way = self._choose(scaler, self.late or virtual, virtual)
+        self.way: Way = "at once" if virtual and way == "gated" else way
 
-    def _choose(self, scaler: bool, late: bool) -> Way:
+    def _choose(self, scaler: bool, late: bool, virtual: bool) -> Way:
         if not late or not self._parameters:
             return "at once"
-        plain = all(type(p) in (torch.Tensor, nn.Parameter) for p in self._of_optimizer())
+        plain = all(
+            not hasattr(p, "to_local") if virtual else type(p) in (torch.Tensor, nn.Parameter)
+            for p in self._of_optimizer()
+        )
         if scaler or (plain and getattr(self._optimizer, "_step_supports_amp_scaling", False)):
             return "gated"
         if sum(p.nbytes for p in self._parameters) <= UNDO_BYTES:

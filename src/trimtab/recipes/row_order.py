@@ -47,10 +47,8 @@ def order_by_epoch(trainer: Any) -> None:
     trainer._get_train_sampler = sampler
 
 
-LONGEST_FIRST = "the longest rows of the data come first, together in one batch"
-"""What a rehearsal of shapes says of its rows where the run's own batches are not known,"""
 HEAVIEST_FIRST = "the run's own step with the batch that has the most tokens, of all its epochs, comes early"
-"""and where they are."""
+"""What a rehearsal of shapes says of its rows."""
 
 
 Batch = list[int]

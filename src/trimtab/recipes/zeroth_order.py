@@ -98,8 +98,8 @@ class ZerothEngine:
 
     def __init__(self, job: Job) -> None:
         from trimtab.models.load import shapes_only
-        from trimtab.recipes.rehearsed_rows import heaviest
-        from trimtab.recipes.row_order import FEW, FEW_STEPS, LONGEST_FIRST
+        from trimtab.recipes.rehearsed_rows import HeaviestEarly, heaviest
+        from trimtab.recipes.row_order import FEW, FEW_STEPS, HEAVIEST_FIRST
         from trimtab.rehearse.process import rehearsal_notes, rehearsed_steps
         from trimtab.zeroth.batches import BatchStream, Collate
         from trimtab.zeroth.optimizer import ZerothOrder
@@ -121,24 +121,24 @@ class ZerothEngine:
             micro_batches,
             config.seed,
             self._collate,
-            longest_first=shapes_only(),
         )
         self._held_out: Sequence[Example] = job.prepared.eval
         self._asked: Asked = job.prepared.own
-        if shapes_only():
-            rehearsal_notes(LONGEST_FIRST)
-            if job.prepared.eval:
-                size = training.eval_batch_size or training.batch_size
-                places = heaviest(job.prepared.eval, size, plan.processes)
-                self._held_out = [job.prepared.eval[place] for place in places]
-                self._asked = Asked([self._asked.questions[place] for place in places], self._asked.task)
+        if shapes_only() and job.prepared.eval:
+            size = training.eval_batch_size or training.batch_size
+            places = heaviest(job.prepared.eval, size, plan.processes)
+            self._held_out = [job.prepared.eval[place] for place in places]
+            self._asked = Asked([self._asked.questions[place] for place in places], self._asked.task)
         self.steps_per_epoch = self._batches.steps_per_epoch
         whole = self.total = training.max_steps or math.ceil(training.epochs * self.steps_per_epoch)
         projects = config.zeroth.interval if config.zeroth.method == "dizo" else 0
-        few = max(FEW, projects)
-        if shapes_only() and rehearsed_steps() is None and job.checkpoint is None and whole > few:
-            self.total = few
-            rehearsal_notes(FEW_STEPS.format(made=few))
+        few = rehearsed_steps() or max(FEW, projects)
+        if shapes_only() and job.checkpoint is None and whole > few:
+            self._batches = HeaviestEarly(self._batches, whole=whole, made=few)
+            rehearsal_notes(HEAVIEST_FIRST)
+            if rehearsed_steps() is None:
+                self.total = few
+                rehearsal_notes(FEW_STEPS.format(made=few))
         self.evaluates = bool(job.prepared.eval)
         self.optimizer = ZerothOrder(job.model, engine_settings(config, whole))
         if why := self.optimizer.plain_in_rehearsal:

@@ -40,11 +40,7 @@ class BatchStream:
         micro_batches: int,
         seed: int,
         collate: Collate,
-        *,
-        longest_first: bool = False,
     ) -> None:
-        """`longest_first`: in place of a shuffled order, so that the largest step is the first."""
-        self.longest_first = longest_first
         self.examples, self.batch_size, self.micro_batches = examples, batch_size, micro_batches
         self.seed, self.collate = seed, collate
         self.taken = 0
@@ -55,14 +51,15 @@ class BatchStream:
         return math.ceil(len(self.examples) / (self.batch_size * self.micro_batches))
 
     def __call__(self) -> list[ScoreBatch]:
-        """The next step's micro-batches. What one pass has left over begins the next one's first batch."""
-        count = self.batch_size * self.micro_batches
-        start = self.taken * count
+        """The next step's micro-batches."""
         self.taken += 1
-        drawn = [self._at(place) for place in range(start, start + count)]
-        return [
-            self.collate(drawn[first : first + self.batch_size]) for first in range(0, count, self.batch_size)
-        ]
+        return list(map(self.collate, self.drawn(self.taken - 1)))
+
+    def drawn(self, step: int) -> list[list[Example]]:
+        """The micro-batches of a step. What one pass has left over begins the next one's first batch."""
+        count = self.batch_size * self.micro_batches
+        drawn = [self._at(place) for place in range(step * count, (step + 1) * count)]
+        return [drawn[first : first + self.batch_size] for first in range(0, count, self.batch_size)]
 
     def _at(self, place: int) -> Example:
         turn, index = divmod(place, len(self.examples))
@@ -73,9 +70,6 @@ class BatchStream:
         return self.examples[self._orders[turn][index]]
 
     def _order(self, turn: int) -> list[int]:
-        if self.longest_first:
-            sizes = [example.length * example.rows for example in self.examples]
-            return sorted(range(len(sizes)), key=lambda place: -sizes[place])
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + turn) % 2**63)
         order: list[int] = torch.randperm(len(self.examples), generator=generator).tolist()
         return order
