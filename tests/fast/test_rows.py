@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from typing import Any
 
 import pytest
@@ -130,6 +131,23 @@ def test_the_balance_of_experts_is_that_of_padded_rows(kind: str) -> None:
     assert told["aux_loss"].item() == pytest.approx(0.5 * padded.aux_loss.item(), rel=1e-5)
     assert told["loss"].item() == pytest.approx((padded.loss - 0.5 * padded.aux_loss).item(), rel=1e-4)
     assert not built.base_model._forward_pre_hooks  # nothing is left behind
+
+
+def test_a_model_that_tells_no_balance_trains_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GraniteMoe of transformers 5.17 keeps no router's logits, and gives a plain 0 for their balance."""
+    built = model("mixtral", num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.5)
+    own = type(built).forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = own(self, *args, **kwargs)
+        made["aux_loss"] = 0
+        return made
+
+    monkeypatch.setattr(built, "forward", types.MethodType(forward, built))
+    assert use_answers(built, CPU) == "own"
+    told = built(**given(Collate("padded", 0)(examples())))
+    assert "aux_loss" not in told
+    assert told["loss"].item() > 0
 
 
 @pytest.mark.parametrize("kind", MIXED)

@@ -219,6 +219,29 @@ def test_an_inner_machine_replaces_the_outer_one(two: Machine) -> None:
         assert torch.cuda.current_stream() == outer
 
 
+def test_the_drivers_library_says_that_nothing_is_busy(two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is installed and finds no driver, or other GPUs than these."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "_HAS_PYNVML", True)
+    held = torch.ones(1 << 20, device="cuda:1")
+    assert [cuda.utilization(1), cuda.memory_usage(), cuda.temperature("cuda:1"), cuda.power_draw(0)] == [
+        0
+    ] * 4
+    assert cuda.clock_rate(1) == cuda.get_device_properties(1).clock_rate // 1000
+    if hasattr(cuda, "device_memory_used"):  # from torch 2.7 on
+        free, total = cuda.mem_get_info(1)
+        assert cuda.device_memory_used(1) == total - free > held.nbytes
+    assert str(os.getpid()) in cuda.list_gpu_processes(1)
+    with pytest.raises(RuntimeError, match=r"invalid device ordinal|Invalid device"):
+        cuda.utilization(2)
+
+
+def test_without_the_drivers_library_torch_says_so(two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", False)
+    with pytest.raises(ModuleNotFoundError, match=r"nvidia-ml-py|pynvml"):
+        torch.cuda.utilization()
+
+
 def test_data_parallel(two: Machine) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)

@@ -167,7 +167,9 @@ def _from_logits(
             hook.remove()
     picked = outputs.logits[0] if one else _picked(outputs.logits, rows)
     told = _sums([_facts(picked, labels)], labels, count)
-    return told | {"aux_loss": weight * outputs.aux_loss} if weight else told
+    # Of a model that has kept no router's logits it is a plain nought, or nothing.
+    balanced = weight and isinstance(outputs.aux_loss, torch.Tensor)
+    return told | {"aux_loss": weight * outputs.aux_loss} if balanced else told
 
 
 def _mark_inside(bare: Any, mask: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:

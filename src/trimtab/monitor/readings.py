@@ -115,6 +115,8 @@ class Readings:
 
     def _busy_share(self, device: str) -> float | None:
         """The driver takes a moment for it: asked once in a second."""
+        if not self.timed:
+            return None
         asked, share = self._busy.get(device, (-math.inf, None))
         if time.monotonic() - asked >= 1.0:
             share = gpu_busy_share(device)

@@ -2,7 +2,7 @@
 
 Most of torch.cuda is Python over a thin C layer (`torch._C._cuda_*`), which a CPU build lacks. We put that layer in
 place and let torch's own Python run above it, so that argument checks, lazy initialisation and the wording of errors
-are torch's. Never computes anything: no kernels, no graphs, no NVML.
+are torch's. Never computes anything: no kernels, no graphs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trimtab.virtual import build_names, memory_stats, sdp_backends, streams
+from trimtab.virtual import build_names, memory_stats, nvml, sdp_backends, streams
 from trimtab.virtual.cuda_graphs import Graph
 from trimtab.virtual.processes import in_bad_fork, initialise, visible
 from trimtab.virtual.properties import properties_of
@@ -261,6 +261,7 @@ def patches(machine: Machine) -> list[Patch]:
         (torch, "compile", _eager_compile(machine)),
         (torch.autograd.profiler.profile, "__init__", _host_profiler()),
         *memory_stats.pool_patches(machine),
+        *nvml.patches(machine),
         (cuda, "CUDAGraph", Graph),
         (cuda.graphs, "CUDAGraph", Graph),
         (cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False),
