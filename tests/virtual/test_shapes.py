@@ -600,3 +600,32 @@ def test_experts_that_do_not_fit_are_refused_in_the_kernels_words(
     with virtual_gpus(0):
         by_kernel = told("cpu")
     assert told("cuda") == by_kernel
+
+
+@pytest.mark.parametrize("way", ["split", "split_with_sizes", "chunk", "unbind", "tensor_split"])
+@pytest.mark.parametrize("how", ["whole numbers", "as floats", "written to"])
+def test_parts_of_a_tensor_are_its_memory(machine: Machine, way: str, how: str) -> None:
+    """Also of one that has values, though it is large: whole numbers, seen as others or not."""
+    made = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    if how == "as floats":
+        made = made.view(torch.float32)
+    if how == "written to":
+        made = torch.zeros(1 << 15, device="cuda")
+        made.copy_(big().flatten()[: 1 << 15])
+        assert is_unknown(made)
+    whole, before = made.view(2, -1), torch.cuda.memory_allocated()
+    parts = {
+        "split": lambda: whole.split(1),
+        "split_with_sizes": lambda: whole.split([1, 1]),
+        "chunk": lambda: whole.chunk(2),
+        "unbind": lambda: whole.unbind(),
+        "tensor_split": lambda: whole.tensor_split(2),
+    }[way]()
+    assert len(parts) == 2
+    assert torch.cuda.memory_allocated() == before
+    assert {part.untyped_storage().data_ptr() for part in parts} == {made.untyped_storage().data_ptr()}
+    assert all(is_unknown(part) == is_unknown(made) for part in parts)
+    if how == "whole numbers":
+        parts[1].fill_(7)
+        assert made[-1].item() == 7
+        assert made[0].item() == 0

@@ -331,3 +331,33 @@ def test_a_convolution_takes_what_cudnn_takes(
         grad = torch.ones_like(out)
         kept, most = peak(lambda: torch.autograd.backward(out, grad))
         assert most - kept == pytest.approx(backward, rel=0.05, abs=MIB)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_linear_layer_adds_its_bias_to_the_product(machine: Machine, grad: bool, by_name: bool) -> None:
+    """Where the rows do not lie in one piece no kernel does both: the sum is made in place all the same."""
+    x, weight, bias = full(4, 64, 128), full(4096, 128, grad=grad), full(4096, grad=grad)
+    last = x[:, -32:]
+
+    def work() -> Tensor:
+        if by_name:
+            return functional.linear(input=last, weight=weight, bias=bias)
+        return functional.linear(last, weight, bias)
+
+    result = 4 * 32 * 4096 * 2
+    copied = last.numel() * 2 * grad  # one product of all rows, whose weight learns; else one for each of the four
+    assert peak(work) == (result + copied, result + copied)
+    # A sum of the program's own is another tensor.
+    assert peak(lambda: functional.linear(last, weight) + bias)[1] == 2 * result + copied
+
+
+def test_the_bias_of_a_linear_layer_learns_where_it_is_added_in_place(machine: Machine) -> None:
+    x, weight = full(4, 64, 128, dtype=FP32), full(256, 128, dtype=FP32, grad=True)
+    bias = full(256, dtype=FP32, grad=True)
+    functional.linear(x[:, ::2], weight, bias).sum().backward()
+    assert bias.grad is not None
+    assert weight.grad is not None
+    if not machine.shapes:
+        assert (bias.grad == 4 * 32).all()
+        assert (weight.grad == 4 * 32 * 0.5).all()

@@ -59,6 +59,8 @@ class Plan:
         self.fresh = all(result.alias_info is None for result in schema.returns)
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))
         self.kind = self._kind(func, schema)
+        self.views = self.kind == GENERAL and not self.writes and not self.fresh
+        """Whether it gives several results that are memory of its operand: split, unbind and their like."""
         self.lasting = self.kind in (FRESH, INPLACE) or (
             self.kind == GENERAL and not self.writes and self.fresh
         )

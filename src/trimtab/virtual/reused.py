@@ -2,17 +2,20 @@
 
 Where autograd works in place on hardware, and not on a tensor class such as the virtual one, the result takes over the
 memory of an operand that nobody else holds.
-Gradients that meet are added into one of them; the gradient of an indexed tensor is written into fresh zeros. Some
-results keep more memory than they need.
+Gradients that meet are added into one of them; the gradient of an indexed tensor is written into fresh zeros; a linear
+layer adds its bias to the product. Some results keep more memory than they need.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
+from trimtab.virtual import functions
 from trimtab.virtual.memory import Block
 from trimtab.virtual.plans import Args
 from trimtab.virtual.tensor import VIRTUAL
@@ -43,8 +46,34 @@ def _alone(tensor: Any, holders: int) -> Block | None:
     return block if dense and sys.getrefcount(block) == 3 else None  # the tensor, this name, the question
 
 
+class _Layer(threading.local):
+    """Whether a linear layer is at work that adds its bias behind its product, as it does where no kernel does both."""
+
+    adds = False
+
+
+_layer = _Layer()
+
+
+def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0] if args else kwargs["input"]
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if bias is None or x.dim() == 2 or x.is_contiguous():
+        return functions.call(func, args, kwargs)
+    _layer.adds = True
+    try:
+        return functions.call(func, args, kwargs)
+    finally:
+        _layer.adds = False
+
+
+functions.HANDLERS[linear] = _linear
+
+
 def _sum(args: Args) -> Block | None:
     one, two = args[:2]
+    if _layer.adds and one.__class__ in VIRTUAL and one.shape[-1:] == two.shape and one.dtype is two.dtype:
+        return one._block  # the product, of which nobody else knows
     if (
         _task() == _NONE
         or two.__class__ not in VIRTUAL

@@ -100,7 +100,7 @@ def carry(
     unknown = _any_unknown(args) or (bool(kwargs) and _any_unknown(kwargs.values()))
     if not unknown and not _grows(plan, payloads, named, args, kwargs):
         made = plan.kernel(*payloads, **named)
-        return made if plan.kind in (VIEW, INPLACE) or plan.writes else _lightened(made)
+        return made if plan.kind in (VIEW, INPLACE) or plan.writes or plan.views else _lightened(made)
     if sparse_shapes.concerns(plan, payloads):
         return sparse_shapes.carry(plan, func, payloads, named, lambda: _forget(plan, args, kwargs))
     if plan.kind == VIEW:
@@ -127,6 +127,11 @@ def carry(
         _forget(plan, args, kwargs)
         if not func._schema.returns:
             return None
+    if plan.views:
+        made = plan.kernel(*payloads, **named)  # of what holds values too: they are its memory
+        hints.note(plan, func, payloads, named, made)
+        host_values.note(plan, payloads, args, made)
+        return made
     if plan.name in _INDEXED:
         payloads = [payloads[0], shape_answers.counted(payloads[1], args[1]), *payloads[2:]]
     try:
@@ -195,7 +200,7 @@ def _made_elements(plan: Plan, args: Args, kwargs: Kwargs) -> int:
 
 def _grows(plan: Plan, payloads: Any, named: Any, args: Args, kwargs: Kwargs) -> bool:
     """Whether an operation on values would make a tensor that is to have none."""
-    if plan.kind == VIEW or plan.writes:
+    if plan.kind == VIEW or plan.views or plan.writes:
         return False
     if plan.factory and _made_elements(plan, args, kwargs) > FLOATS:
         return True
