@@ -151,6 +151,39 @@ def test_settings_gpus_plan_and_counts_give_another_identity(folder: Path) -> No
     assert len({trial_identity.of_trial(trial) for trial in trials}) == len(trials)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.learning_rate=3e-4", "training.lr_scheduler=linear", "training.warmup_steps=7"],
+        [
+            "training.epochs=9",
+            "training.save_steps=5",
+            "training.logging_steps=10",
+            "training.keep_best=false",
+        ],
+        ["seed=4", "monitor.progress=plain", "monitor.slow_after_seconds=9", "samples.prompts=[hello]"],
+    ],
+)
+def test_what_no_memory_hangs_on_is_told_again(folder: Path, words: list[str]) -> None:
+    plain, other = config_of(folder), config_of(folder, *words)
+    assert plain != other
+    assert trial_identity.of_trial(trial_of(other)) == trial_identity.of_trial(trial_of(plain))
+    assert trial_identity.of_model(other) == trial_identity.of_model(plain)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("training.weight_decay=0.1", "training.gradient_checkpointing=true", "training.batch_size=2"),
+        *("training.gradient_accumulation_steps=2", "monitor.stop_on_nonfinite=false", "lora.dropout=0.1"),
+        *("training.group_by_length=true", "training.max_grad_norm=0.5", "speed.head=plain"),
+    ],
+)
+def test_what_memory_may_hang_on_is_executed_again(folder: Path, word: str) -> None:
+    plain, other = config_of(folder), config_of(folder, word)
+    assert trial_identity.of_trial(trial_of(other)) != trial_identity.of_trial(trial_of(plain))
+
+
 def test_where_it_is_written_and_how_much_is_free_do_not_matter(folder: Path) -> None:
     told = replace(PLAN, memory={"cuda:0": MemoryShare(weights=1)}, reasons={"device": "it is there"})
     other = config_of(folder, f"output_dir={folder / 'run'}")

@@ -346,7 +346,8 @@ def test_a_linear_layer_adds_its_bias_to_the_product(machine: Machine, grad: boo
         return functional.linear(last, weight, bias)
 
     result = 4 * 32 * 4096 * 2
-    copied = last.numel() * 2 * grad  # one product of all rows, whose weight learns; else one for each of the four
+    # One product of all rows, whose weight learns; else one for each of the four.
+    copied = last.numel() * 2 * grad
     assert peak(work) == (result + copied, result + copied)
     # A sum of the program's own is another tensor.
     assert peak(lambda: functional.linear(last, weight) + bias)[1] == 2 * result + copied

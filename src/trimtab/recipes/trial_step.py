@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 STEPS = 2
 """The first makes the optimizer's state, the second has it beside its activations."""
+_HELD_BY_NONE = (
+    *("epochs", "learning_rate", "lr_scheduler", "warmup_ratio", "warmup_steps", "logging_steps"),
+    *("eval_steps", "save_steps", "save_total_limit", "keep_best", "resume_changed"),
+)
+"""Settings of the training by which nothing on a GPU grows or shrinks,"""
+_OF_THE_RUN = ("seed", "samples", "export", "overwrite", "output_dir")
+"""and of the run."""
 _ROOM = 1 << 50
 """Memory of each virtual GPU: no step fails for want of it, so that what is needed is known where it is too much."""
 
@@ -162,6 +169,7 @@ def _steps(trial: Trial, folder: Path, tally: Tally) -> tuple[str, int]:
 
 def only_the_steps(config: Config) -> Config:
     """The same run without what a step does not need: evaluations, trackers, workers, more accumulated passes than two.
+    What no memory hangs on is as it is where nobody says, so that who changes it is told again what was executed.
 
     From the second pass on gradients lie beside the activations, and no later pass holds more; but what a rewarded step
     learns from is generated for all of its passes at once. A projection of DiZO's comes within the steps.
@@ -171,6 +179,7 @@ def only_the_steps(config: Config) -> Config:
     passes = config.training.gradient_accumulation_steps
     training = config.training.model_copy(
         update={
+            **{name: type(config.training).model_fields[name].default for name in _HELD_BY_NONE},
             "max_steps": STEPS,
             "gradient_accumulation_steps": passes if recipe_of(config).rewarded else min(passes, 2),
             "effective_batch_size": None,
@@ -181,7 +190,7 @@ def only_the_steps(config: Config) -> Config:
     )
     # A row of full length is a packed sequence of one row.
     data = config.data.model_copy(update={"packing": False})
-    monitor = config.monitor.model_copy(update={"report_to": None})
+    monitor = type(config.monitor)(stop_on_nonfinite=config.monitor.stop_on_nonfinite)
     zeroth = config.zeroth.model_copy(update={"interval": min(config.zeroth.interval, STEPS)})
     return config.model_copy(
         update={
@@ -189,7 +198,10 @@ def only_the_steps(config: Config) -> Config:
             "data": data,
             "monitor": monitor,
             "zeroth": zeroth,
-            "output_dir": None,
+            **{
+                name: type(config).model_fields[name].get_default(call_default_factory=True)
+                for name in _OF_THE_RUN
+            },
         }
     )
 
