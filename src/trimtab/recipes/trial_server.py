@@ -105,9 +105,11 @@ def _in_the_fork(request: Look | Trial, tells: Connection) -> None:
 
 
 def _seen(config: Config) -> Seen:
+    from trimtab import hub
     from trimtab.errors import TrimtabError
     from trimtab.recipes.planning import know_model
 
+    hub.ask_once()
     try:
         return Seen(know_model(config))
     except TrimtabError as error:

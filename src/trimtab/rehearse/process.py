@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from trimtab import hub
 from trimtab.diagnose.finding import Finding, Place
 from trimtab.rehearse import collecting, instead, renames, shield, tracebacks, written
 from trimtab.rehearse.session import VARIABLE, Recorder, Settings, read_lines, stands_file
@@ -243,7 +244,7 @@ def _attach(process: Process, machine: Machine) -> None:
     from trimtab.rehearse.past_optimizers import PastOptimizers
     from trimtab.rehearse.phases import Phases
     from trimtab.rehearse.read_states import ReadStates
-    from trimtab.virtual import bootstrap, deeds, kinds, origin, places
+    from trimtab.virtual import bootstrap, deeds, imports, kinds, origin, places
 
     if process.executed is not None:
         origin.tell_by(process.executed)
@@ -259,6 +260,7 @@ def _attach(process: Process, machine: Machine) -> None:
         one_rank.save_its_own_part(machine)
     else:
         room_here.look_before_loading(process, machine)
+    imports.when_imported(machine, machine.undo, {hub.ASKING: lambda undo: undo.callback(hub.ask_once())})
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(
