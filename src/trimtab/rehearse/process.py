@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -260,7 +261,7 @@ def _attach(process: Process, machine: Machine) -> None:
         one_rank.save_its_own_part(machine)
     else:
         room_here.look_before_loading(process, machine)
-    imports.when_imported(machine, machine.undo, {hub.ASKING: lambda undo: undo.callback(hub.ask_once())})
+    imports.when_imported(machine, machine.undo, {hub.ASKING: _ask_the_hub_once})
     # The processes that this one starts belong to the rehearsal too.
     os.environ.update(bootstrap.environment(machine, SETUP))
     torch.nn.modules.module.register_module_forward_pre_hook(
@@ -285,6 +286,10 @@ def _attach(process: Process, machine: Machine) -> None:
     ]
     for check in process.checks:
         shield.install(check)
+
+
+def _ask_the_hub_once(undo: ExitStack) -> None:
+    undo.callback(hub.ask_once())
 
 
 def _called(process: Process, also: Callable[[Any], None], module: Any, _: Any) -> None:
