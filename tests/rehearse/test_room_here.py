@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from trimtab.rehearse import room_here
+from trimtab.cli.train import _leave_room_here
+from trimtab.errors import RequestError
+from trimtab.rehearse import process, room_here
 
 Rehearse = Callable[..., dict[str, Any]]
 CONFIG = {
@@ -234,3 +239,63 @@ def test_why_values_do_not_fit_is_there_as_a_whole_or_not_at_all(
     room_here.say(tmp_path, "too little")
     assert room_here.said(tmp_path) == "too little"
     assert room_here.Watch(tmp_path).seen()
+
+
+def test_of_a_config_the_weights_in_the_plans_formats_are_asked_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr("trimtab.rehearse.process.rehearsal_holds", lambda *of: asked.append(of))
+    config = SimpleNamespace(model=SimpleNamespace(name="a-model"))
+    profile = SimpleNamespace(parameters=1000, four_bit=0)
+    plan = SimpleNamespace(weight_precision="bf16", strategy="single", processes=1, starts_launcher=False)
+    _leave_room_here(config, SimpleNamespace(plan=plan, profile=profile))  # type: ignore[arg-type]
+    copies = SimpleNamespace(
+        **{**vars(plan), "strategy": "data_parallel", "processes": 4, "starts_launcher": True}
+    )
+    _leave_room_here(config, SimpleNamespace(plan=copies, profile=profile))  # type: ignore[arg-type]
+    packed = SimpleNamespace(parameters=1000, four_bit=800)
+    _leave_room_here(config, SimpleNamespace(plan=plan, profile=packed))  # type: ignore[arg-type]
+    assert asked[:2] == [("a-model", 2000), ("a-model", 8000)]
+    assert 800 < asked[2][1] < 850
+
+
+def test_what_a_process_of_a_launcher_refuses_is_known_to_the_rehearsal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[BaseException] = []
+    refused = RequestError("no tokenizer")
+    process.rehearsal_ends_by(refused)  # nothing is rehearsed: nobody to tell
+    monkeypatch.setattr(process, "_process", SimpleNamespace(failed=ends.append))
+    process.rehearsal_ends_by(refused)
+    assert isinstance(ends[0], SystemExit)
+    assert ends[0].__context__ is refused
+
+
+@pytest.mark.slow
+def test_a_config_goes_by_shapes_before_anything_of_a_model_is_fetched(
+    rehearse: Rehearse, repository: Path, tmp_path: Path
+) -> None:
+    large = {"hidden_size": 1 << 17, "intermediate_size": 1 << 19, "num_hidden_layers": 8}
+    model = tmp_path / "bare"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG | large | {"vocab_size": 64000}))
+    words = (str(repository / "examples" / "sft.yaml"), f"model={model}", "device=cuda")
+    report = rehearse(*words, gpus=1, memory_bytes=1 << 44)
+    assert report["shapes_only"]
+    assert "GiB of weights, and this machine" in report["notes"][0]
+    assert (report["verdict"], report["findings"]) == ("unproven", [])
+    assert report["memory"]["cuda:0"]["peak_bytes"] > 1 << 40
+
+
+@pytest.mark.slow
+def test_what_the_ranks_of_a_config_refuse_is_said_once_and_no_fault(
+    repository: Path, tmp_path: Path
+) -> None:
+    model = model_folder(tmp_path, "none")
+    words = [str(repository / "examples" / "sft.yaml"), f"model={model}", "device=cuda", "processes=2"]
+    command = [sys.executable, "-m", "trimtab", "rehearse", "--gpus", "2", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("the folder has no tokenizer") == 1
+    assert "The script ended itself" not in done.stdout

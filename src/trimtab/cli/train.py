@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def train(arguments: Arguments = None) -> None:
     """Fine-tune a model. Without CONFIG: the built-in quick start on the built-in model."""
     from trimtab.monitor.last_words import tell_launcher, told_by_the_launcher
+    from trimtab.rehearse.process import rehearsal_ends_by
 
     try:
         _train(arguments or [])
@@ -34,6 +35,7 @@ def train(arguments: Arguments = None) -> None:
         if not told_by_the_launcher():
             raise
         tell_launcher(error)
+        rehearsal_ends_by(error)
         raise typer.Exit(error.exit_code) from None
 
 
@@ -68,6 +70,7 @@ def _train(arguments: list[str]) -> None:
     others = detect_launcher().rank > 0
     with meanwhile("looking at the model", quiet=others) as tell, Trials(tell=tell) as trials:
         planned = plan_run(config, trials=trials, near_only=True)
+    _leave_room_here(config, planned)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0
     if config.output_dir is None:
@@ -120,6 +123,19 @@ def _train(arguments: list[str]) -> None:
             raise typer.Exit(1)
         if main and config.export.to is not None:
             print("\n".join(export_as_asked(config, say).lines()))
+
+
+def _leave_room_here(config: Config, planned: Planned) -> None:
+    """A rehearsal that computes with values asks first whether they fit into this machine: before a tokenizer is looked
+    for, rows are read or weights are fetched."""
+    from trimtab.placement.profile import BYTES, FOUR_BIT_BYTES
+    from trimtab.rehearse.process import rehearsal_holds
+
+    plan, profile = planned.plan, planned.profile
+    copies = plan.processes if plan.starts_launcher and plan.strategy == "data_parallel" else 1
+    plain = profile.parameters - profile.four_bit
+    weights = plain * BYTES[plan.weight_precision] + profile.four_bit * FOUR_BIT_BYTES
+    rehearsal_holds(config.model.name, int(weights) * copies)
 
 
 def _stay_beside(request: Request) -> None:

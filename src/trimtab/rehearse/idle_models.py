@@ -55,9 +55,6 @@ class IdleModels(BaseCheck):
             next((d.total_bytes for d in machine.devices if str(d.device) == device), 0) if machine else 0
         )
         idle = self._idle(device) if self.process.differentiated else {}
-        import sys
-
-        print("IDLE", idle, self.process.differentiated, len(list(gc.get_objects())), file=sys.stderr)
         line, count = max(idle.items(), key=lambda pair: pair[1], default=(None, 0))
         if line is None or count < _SHARE * capacity:
             return finding, 0

@@ -192,6 +192,23 @@ def rehearsal_proves_not(text: str) -> None:
         _process.recorder.write(t="unproven", text=text)
 
 
+def rehearsal_ends_by(error: BaseException) -> None:
+    """Let it know of an error that ends this process by an exit status, of which its launcher alone is told why."""
+    if _process is not None:
+        end = SystemExit(1)
+        end.__context__ = error
+        _process.failed(end)
+
+
+def rehearsal_holds(name: str, nbytes: int) -> None:
+    """Where it computes with values, hold weights against this machine's memory before anything is fetched or read for
+    them: without room for them it begins again by shapes."""
+    if _process is not None and not _process.settings.shapes_only:
+        from trimtab.rehearse import room_here
+
+        room_here.check(_process, name, nbytes)
+
+
 def rehearsed_steps() -> int | None:
     """How many optimizer steps the rehearsal that this process belongs to makes at most, where that was asked for."""
     return None if _process is None else _process.settings.max_steps

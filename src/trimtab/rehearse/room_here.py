@@ -100,7 +100,7 @@ def look_before_loading(process: Process, machine: Machine) -> None:
         @functools.wraps(real)
         def load(file: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(file, str | os.PathLike) and os.path.isfile(file):
-                _check(process, os.fspath(file), os.path.getsize(file))
+                check(process, os.fspath(file), os.path.getsize(file))
             return real(file, *args, **kwargs)
 
         return load
@@ -113,7 +113,7 @@ def look_before_loading(process: Process, machine: Machine) -> None:
         @functools.wraps(real)
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(name, str | os.PathLike):
-                _check(process, str(name), weights_of(os.fspath(name)))
+                check(process, str(name), weights_of(os.fspath(name)))
             return real(cls, name, *args, **kwargs)
 
         owner.from_pretrained = from_pretrained
@@ -127,7 +127,8 @@ def look_before_loading(process: Process, machine: Machine) -> None:
     imports.when_imported(machine, machine.undo, settings)
 
 
-def _check(process: Process, name: str, wanted: int) -> None:
+def check(process: Process, name: str, wanted: int) -> None:
+    """Begin again by shapes where so many bytes of weights are more than is free."""
     copies = max(1, process.settings.launched)
     free = probe_cpu().free_bytes
     if wanted * copies > free:
