@@ -7,8 +7,11 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -207,6 +210,48 @@ def test_the_weights_of_a_model_are_measured_by_their_files(tmp_path: Path) -> N
     assert room_here.weights_of(str(tmp_path)) == 100
     (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
     assert room_here.weights_of(str(tmp_path)) == 40
+
+
+@contextmanager
+def a_hub(files: dict[str, int]) -> Iterator[str]:
+    """On loopback: it knows the files of one repository."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path.startswith("/api/models/some/model/")
+            siblings = [{"rfilename": name, "size": size} for name, size in files.items()]
+            body = json.dumps({"id": "some/model", "siblings": siblings} if known else {}).encode()
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_weights_that_would_be_fetched_are_measured_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    parts = {f"model-0000{part}-of-00002.safetensors": 70 << 30 for part in (1, 2)}
+    others = {"config.json": 700, "original/consolidated.00.pth": 1 << 37, "pytorch_model.bin": 1 << 37}
+    with a_hub(parts | others) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert room_here.weights_at_the_hub("some/model", "main") == 0  # offline: not asked
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        assert room_here.weights_at_the_hub("some/model", "main") == 140 << 30
+        assert room_here.weights_at_the_hub("no/such", "main") == 0
+        assert room_here.weights_at_the_hub("not a name: at all", "main") == 0
+    assert room_here.weights_at_the_hub("some/model", "main") == 0  # nobody is there any more
+    with a_hub(others) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert room_here.weights_at_the_hub("some/model", "main") == 1 << 37
 
 
 def test_a_machine_that_is_nearly_full_ends_a_rehearsal_with_values(

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
+_FETCHED = tuple(map(re.compile, (r"model(-\d+-of-\d+)?\.safetensors", r"pytorch_model(-\d+-of-\d+)?\.bin")))
+"""Files of a repository that transformers fetches: those of the first kind, or else those of the second."""
+_PATIENCE = 10.0
+"""Seconds that the hub has to tell their sizes."""
 _LEFT = 0.03
 """With less of the machine's memory left than this, the next large allocation ends a process."""
 _OURS = 0.25
@@ -113,7 +118,9 @@ def look_before_loading(process: Process, machine: Machine) -> None:
         @functools.wraps(real)
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(name, str | os.PathLike):
-                check(process, str(name), weights_of(os.fspath(name)))
+                place = os.fspath(name)
+                revision = kwargs.get("revision") or "main"
+                check(process, str(name), weights_of(place) or weights_at_the_hub(place, revision))
             return real(cls, name, *args, **kwargs)
 
         owner.from_pretrained = from_pretrained
@@ -153,6 +160,28 @@ def weights_of(name: str) -> int:
     folder = Path(name)
     files = folder.iterdir() if folder.is_dir() else ()
     return sum(file.stat().st_size for file in files if file.name.endswith(_ENDINGS))
+
+
+def weights_at_the_hub(name: str, revision: str) -> int:
+    """The bytes of weights that would be fetched; 0 where the hub is not to be asked, or does not know: the program
+    asks it next, and is told why."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE or os.path.isdir(name):
+        return 0
+    of_the_client: type[Exception] = HfHubHTTPError.__bases__[
+        0
+    ]  # another library's from one version to the next
+    try:
+        told = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_PATIENCE)
+    except (OSError, ValueError, of_the_client):
+        return 0
+    sizes = {file.rfilename: file.size or 0 for file in told.siblings or ()}
+    for pattern in _FETCHED:
+        if total := sum(size for file, size in sizes.items() if pattern.fullmatch(file)):
+            return total
+    return 0
 
 
 def _found(name: str, file: str) -> Path | None:
