@@ -254,6 +254,17 @@ def test_weights_that_would_be_fetched_are_measured_at_the_hub(monkeypatch: pyte
         assert room_here.weights_at_the_hub("some/model", "main") == 1 << 37
 
 
+@pytest.mark.parametrize("apart", [{}, {"/home": "/"}], ids=["in place", "overlay"])
+def test_what_is_fetched_for_nothing_is_said(monkeypatch: pytest.MonkeyPatch, apart: dict[str, str]) -> None:
+    monkeypatch.setattr(room_here, "weights_at_the_hub", lambda name, revision: 2 << 30)
+    notes: list[str] = []
+    settings = SimpleNamespace(apart=apart, launched=0)
+    recorder = SimpleNamespace(write=lambda t, text: notes.append(text))
+    rehearsed: Any = SimpleNamespace(settings=settings, recorder=recorder)
+    room_here._look(rehearsed, "some/model", "main")
+    assert [note.startswith("2.0 GiB of some/model were fetched") for note in notes] == [True] * bool(apart)
+
+
 def test_a_machine_that_is_nearly_full_ends_a_rehearsal_with_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

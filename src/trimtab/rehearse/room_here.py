@@ -118,9 +118,7 @@ def look_before_loading(process: Process, machine: Machine) -> None:
         @functools.wraps(real)
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(name, str | os.PathLike):
-                place = os.fspath(name)
-                revision = kwargs.get("revision") or "main"
-                check(process, str(name), weights_of(place) or weights_at_the_hub(place, revision))
+                _look(process, os.fspath(name), kwargs.get("revision") or "main")
             return real(cls, name, *args, **kwargs)
 
         owner.from_pretrained = from_pretrained
@@ -132,6 +130,19 @@ def look_before_loading(process: Process, machine: Machine) -> None:
     torch.load = checked(torch.load)
     settings = {"transformers.modeling_utils": in_transformers, "safetensors.torch": in_safetensors}
     imports.when_imported(machine, machine.undo, settings)
+
+
+def _look(process: Process, name: str, revision: str) -> None:
+    """Hold a model's weights, here or at the hub, against the memory; say where they are fetched for nothing."""
+    here = weights_of(name)
+    there = 0 if here else weights_at_the_hub(name, revision)
+    check(process, name, here or there)
+    if there and process.settings.apart:
+        process.recorder.write(
+            t="note",
+            text=f"{size(there)} of {name} were fetched, and thrown away with what was written: "
+            f"`hf download {name}` first keeps them here",
+        )
 
 
 def check(process: Process, name: str, wanted: int) -> None:
