@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import T5Config
+from transformers import GPT2Config, T5Config
 
 import tiny_models
 import trimtab
@@ -109,6 +109,18 @@ def test_a_folder_without_a_tokenizer_and_one_of_an_unknown_kind_say_what_to_men
     (folder / "config.json").write_text('{"model_type": "llamma"}')
     with pytest.raises(RequestError, match=r"correct model_type in the model's config\.json"):
         load_skeleton(settings)
+
+
+def test_a_tokenizer_that_is_made_from_nothing_is_none(tmp_path: Path) -> None:
+    GPT2Config(n_layer=1, vocab_size=50304).save_pretrained(tmp_path)
+    settings = ModelSettings(name=str(tmp_path))
+    with pytest.raises(RequestError, match="the folder has no tokenizer"):
+        load_tokenizer(settings)
+    with trimtab.virtual_gpus(1, shapes=True):
+        assert len(load_tokenizer(settings)) > 40_000  # the built-in model's
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(RequestError, match="no words: its vocabulary is not there"):
+        load_tokenizer(settings)
 
 
 def test_by_shapes_a_model_without_a_tokenizer_has_its_rows_read_by_the_built_in_models(

@@ -85,6 +85,9 @@ def _own_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     with _readable_errors(settings, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_remote(settings))
         tokenizer("a")  # settings of another type than they should have are met only in use
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            # Some kinds are made from nothing where their files are not there.
+            raise ValueError("it has special tokens only, and no words: its vocabulary is not there")
     return tokenizer
 
 
