@@ -4,6 +4,9 @@ LLaVA takes the tokens of one layer by its number (`vision_feature_layer`): from
 pooling head, and often from before its last layer. Where all weights are tuned, these could never get a gradient. They
 are frozen before training, by what the config says alone, so that a gradient which is missing later is a fault.
 
+Sparse attention has an indexer beside each layer, which chooses by its scores the tokens that are attended to: places
+come out of it, and no gradient goes back through those. It is trained by a loss of its own, which no run here has.
+
 A model that speaks, without its text head, has such a part too: the last layer's MLP for text. What it makes of a word
 goes nowhere else than to that head.
 """
@@ -23,7 +26,16 @@ def freeze_unread(model: Any) -> list[str]:
 
 def unread(model: Any) -> list[str]:
     """Names of these parameters; most models have none."""
-    return [*_behind_the_taken_layer(model), *_text_without_head(model)]
+    return [*_behind_the_taken_layer(model), *_text_without_head(model), *_of_indexers(model)]
+
+
+def _of_indexers(model: Any) -> list[str]:
+    return [
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if prefix.rpartition(".")[2] == "indexer"
+        for name, _ in module.named_parameters()
+    ]
 
 
 def _text_without_head(model: Any) -> list[str]:

@@ -70,11 +70,11 @@ def know_model(config: Config) -> Known:
 def _looked_at(config: Config) -> Known:
     from trimtab.models import load_skeleton
     from trimtab.models.adapters import adapter_targets, add_lora
+    from trimtab.models.tuned import fitted
 
     recipe = recipe_of(config)
     model: Any = load_skeleton(config.model, recipe.family)
-    if recipe.fit is not None:
-        recipe.fit(config, model)
+    fitted(config, model, recipe.fit)
     architecture = type(model).__name__
     targets: tuple[str, ...] = ()
     if config.method == "lora":

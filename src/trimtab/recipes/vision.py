@@ -141,10 +141,6 @@ def _fit(config: Config, model: Any) -> None:
         from trimtab.models.shirg import attach_shirg
 
         attach_shirg(model, config.shirg)
-    if config.method == "full":
-        from trimtab.models.unread import freeze_unread
-
-        freeze_unread(model)
 
 
 def _build(job: Job) -> TrainerDriver:

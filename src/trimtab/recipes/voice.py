@@ -84,10 +84,6 @@ def _fit(config: Config, model: Any) -> None:
     from trimtab.models.voice_loss import teach_voice
 
     teach_voice(model)
-    if config.method == "full":
-        from trimtab.models.unread import freeze_unread
-
-        freeze_unread(model)
 
 
 def _build(job: Job) -> TrainerDriver:
