@@ -1,6 +1,7 @@
 """Memory by shapes beside memory by values: two training steps of every model that transformers' own tests make.
 
     git clone https://github.com/huggingface/transformers    # for its tests; the installed library is what runs
+    pip install parameterized timeout-decorator httpx        # which the tests import
     python benchmarks/shapes_against_values.py run transformers --out found.jsonl
     python benchmarks/shapes_against_values.py table found.jsonl
 
@@ -45,7 +46,7 @@ def main() -> int:
     if options.verb == "table":
         print(table([json.loads(line) for line in options.place.read_text().splitlines()]))
         return 0
-    sys.path.insert(0, str(options.place.resolve()))
+    sys.path[:0] = [str(options.place.resolve()), str(options.place.resolve() / "utils")]
     models = options.place / "tests" / "models"
     wanted = options.models.split(",") if options.models else sorted(path.name for path in models.iterdir())
     with options.out.open("a") as out:
