@@ -71,6 +71,24 @@ def test_a_model_without_weights_runs_and_its_values_are_not_shown(
     assert "program.py" in report["text"]
 
 
+def test_a_model_is_loaded_to_the_device_in_whose_context_it_is_loaded(
+    rehearse_warm: Rehearse, tmp_path: Path, bare: Path
+) -> None:
+    code = """
+        import os, sys
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        os.environ["LOCAL_RANK"] = "1"
+        with torch.device("cuda:1"):
+            one = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+        two = AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cuda")
+        print("devices", one.device, two.device, "end")
+    """
+    report = rehearse_warm(str(written(tmp_path, code)), str(bare), shapes_only=True)
+    assert "devices cuda:1 cuda:1 end" in report["stdout"], report["text"]
+
+
 def test_weights_that_threads_read_do_not_take_the_memory_warmed_up_on_another_stream(
     rehearse_warm: Rehearse, tmp_path: Path, bare: Path
 ) -> None:

@@ -112,15 +112,16 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     """A model as `from_pretrained` returns it, but for its values."""
     import torch
     from transformers import PretrainedConfig
+    from transformers.integrations.accelerate import check_and_set_device_map
 
-    from trimtab.rehearse import collecting
+    from trimtab.rehearse import collecting, loading_quantized
     from trimtab.virtual import deeds, state, unknown
 
     machine = state.machine()
     collecting.resume(models=machine is None or machine.initialised or deeds.any_module())
     finding = {key: kwargs[key] for key in _OF_FINDING if kwargs.get(key) is not None}
     told = kwargs.pop("output_loading_info", False)
-    device_map = kwargs.pop("device_map", None)
+    device_map = check_and_set_device_map(kwargs.pop("device_map", None))
     dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
     attention = kwargs.pop("attn_implementation", None)
     quantized = kwargs.pop("quantization_config", None)
@@ -130,31 +131,24 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     else:
         source = config if config is not None else name
         config, own = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **finding, **own)
-    _refuse_quantized(name, quantized or getattr(config, "quantization_config", None))
+    quantizer, device_map = loading_quantized.quantizer_for(name, config, quantized, device_map)
     config.name_or_path = str(name)
     options = own | ({"attn_implementation": attention} if attention is not None else {})
     options["dtype"] = _dtype(config, dtype)
-    whole = _only_device(device_map)
     # Made on the device, a head would lie beside the table that it is tied to; where weights are read, it never does.
     with torch.device("cpu"):
         model = cls._from_config(config, *model_args, **options)
     for parameter in model.parameters():
         unknown.forget(parameter)
     model.eval()
-    if device_map is not None:
-        devices = {"": whole} if whole is not None else _laid_out(model, device_map, kwargs.get("max_memory"))
-        _lay_out(model, devices)
+    if quantizer is not None:
+        loading_quantized.lay_out(model, quantizer, device_map, options["dtype"], kwargs.get("max_memory"))
+    elif device_map is not None:
+        _lay_out(model, _laid_out(model, device_map, kwargs.get("max_memory")))
     nothing: dict[str, Any] = {
         key: [] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
     }
     return (model, nothing) if told else model
-
-
-def _refuse_quantized(name: Any, quantized: Any) -> None:
-    if quantized is not None:
-        from trimtab.virtual.state import NotSimulated
-
-        raise NotSimulated(f"{name}: quantized weights are not rehearsed by shapes alone")
 
 
 def _dtype(config: Any, asked: Any) -> Any:
@@ -168,26 +162,13 @@ def _dtype(config: Any, asked: Any) -> Any:
     return asked if asked is not None else torch.float32
 
 
-def _only_device(device_map: Any) -> Any:
-    """The one device of a map that names only one."""
-    import torch
-
-    if isinstance(device_map, dict):
-        return device_map[""] if list(device_map) == [""] else None
-    if isinstance(device_map, int):
-        return torch.device("cuda", device_map)
-    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        return None
-    return device_map
-
-
 def _laid_out(model: Any, device_map: Any, max_memory: Any) -> dict[str, Any]:
     """The device of each part, as transformers finds it, with accelerate."""
+    if isinstance(device_map, dict):
+        return dict(device_map)
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    if not isinstance(device_map, str):
-        return dict(device_map)
     kept = getattr(model, "_no_split_modules", None)
     kept = list(kept) if kept else None
     if device_map != "sequential":

@@ -19,6 +19,7 @@ from trimtab.virtual.tensor import (
     HostTensor,
     VirtualTensor,
     is_host,
+    over,
     parameter_class,
 )
 
@@ -92,15 +93,15 @@ def become(tensor: Tensor, new: Tensor) -> None:
 
     A CPU tensor and a virtual one are different kinds of object for C++, so the implementations change places.
     """
-    requires_grad, grad, parameter = tensor.requires_grad, tensor.grad, isinstance(tensor, nn.Parameter)
+    requires_grad, grad, kind = tensor.requires_grad, tensor.grad, type(tensor)
     extra = {name: value for name, value in tensor.__dict__.items() if name not in INTERNAL}
     hooks, after_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     torch._C._swap_tensor_impl(tensor, new)  # first: it may refuse, and then nothing has changed
     tensor.__class__, new.__class__ = new.__class__, tensor.__class__
     tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
     tensor.__dict__.update(extra)
-    if parameter:
-        tensor.__class__ = parameter_class(tensor)
+    if issubclass(kind, nn.Parameter):
+        tensor.__class__ = over(kind, parameter_class(tensor))
     if tensor.is_leaf and tensor.requires_grad != requires_grad:
         tensor.requires_grad_(requires_grad)
     if hooks:

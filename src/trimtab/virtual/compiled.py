@@ -79,7 +79,9 @@ def _counted(function: Callable[..., Any], settings: Settings) -> Callable[..., 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         machine = state.machine()
-        if machine is None or _running or not machine.devices or _kind(function) in _plain.get(machine, ()):
+        if machine is None or _running or not machine.devices or pieces.HERE.on_host:
+            return function(*args, **kwargs)
+        if _kind(function) in _plain.get(machine, ()):
             return function(*args, **kwargs)
         if hooks := _hooks_inside(function):
             if settings.fullgraph and any(map(_asks_for_context, hooks)):

@@ -55,7 +55,7 @@ from trimtab.virtual.imports import when_imported
 from trimtab.virtual.memory import parse_bytes
 from trimtab.virtual.observer import Observer
 from trimtab.virtual.state import Machine, OnFault, Patch
-from trimtab.virtual.tensor import PARAMETERS, VIRTUAL
+from trimtab.virtual.tensor import PARAMETERS, VIRTUAL, of_own_class, own_class
 
 Settings = ParamSpec("Settings")
 
@@ -125,9 +125,9 @@ def install(
             undo.enter_context(functions.MODE)
             settings = {
                 "triton": triton_kernels.set_in_triton,
+                "bitsandbytes.cuda_specs": ctypes_libraries.set_in_its_specs,
                 "bitsandbytes.cextension": ctypes_libraries.set_in_bitsandbytes,
                 "bitsandbytes.functional": ctypes_libraries.set_in_its_functions,
-                "bitsandbytes.nn.modules": ctypes_libraries.set_in_its_modules,
             }
             when_imported(machine, undo, settings)
         hollow_files.keep_out_of_files(machine, undo)
@@ -203,7 +203,7 @@ def _own_patches(machine: Machine) -> list[Patch]:
             | (unknown.handlers() if machine.shapes else {}),
         ),
         (nn.Parameter, "__new__", _parameter_new(nn.Parameter.__new__)),
-        (nn.Module, "to", _module_to(nn.Module.to)),
+        (torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to)),
         (nn.Module, "_apply", _module_apply(nn.Module._apply)),
         (nn.parameter.UninitializedTensorMixin, "materialize", materialize),  # type: ignore[attr-defined]
         (FakeTensorMode, "from_tensor", _not_faked(FakeTensorMode.from_tensor)),
@@ -214,21 +214,25 @@ def _own_patches(machine: Machine) -> list[Patch]:
 def _parameter_new(original: Callable[..., Any]) -> Any:
     def __new__(cls: type, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Parameter(data), also of a virtual parameter: torch wants detach() to keep the class of a foreign one."""
-        return original(cls, data.detach() if data.__class__ in PARAMETERS else data, *args, **kwargs)
+        own = own_class(cls)
+        if own is not None and data.__class__ in VIRTUAL:
+            return of_own_class(own, data, kwargs.get("requires_grad", args[0] if args else True))
+        return original(own or cls, data.detach() if data.__class__ in PARAMETERS else data, *args, **kwargs)
 
     return staticmethod(__new__)
 
 
-def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
-    def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        """Module.to, also for `model.to(1)`: C++ knows no accelerator that an index could mean."""
+def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        """What `to(…)` asks for, of a module and of a tensor with a `to` of its own, also for `to(1)`: C++ knows no
+        accelerator that an index could mean."""
         if args and args[0].__class__ is int:
             args = (torch.device("cuda", args[0]), *args[1:])
         if kwargs.get("device").__class__ is int:
             kwargs["device"] = torch.device("cuda", kwargs["device"])
-        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        return original(*args, **kwargs)
 
-    return to
+    return parse_to
 
 
 def _module_apply(original: Callable[..., Any]) -> Callable[..., Any]:

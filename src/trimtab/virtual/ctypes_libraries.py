@@ -1,42 +1,56 @@
-"""Libraries that reach the GPU past torch, by ctypes: bitsandbytes. Its operations run with their kernels for the CPU.
+"""Libraries that reach the GPU past torch, by ctypes: bitsandbytes.
 
-What it calls in its CUDA library itself is refused: a real GPU beside the virtual ones must not be touched, and without
-one the library ends the process. Of its paged memory (CUDA's managed one, which moves to the host where a GPU is full,
-and of which torch's allocator knows nothing) the tensors are made, and counted nowhere.
+Its operations for CUDA are Python around functions of its library. That Python runs, and so takes the memory that it
+takes on a GPU; the functions do nothing; then the values are those of the operation's kernel for the CPU. Such a
+function that anybody else calls is refused: a real GPU beside the virtual ones must not be touched, and without one the
+library ends the process. Of its paged memory (CUDA's managed one, which moves to the host where a GPU is full, and of
+which torch's allocator knows nothing) the tensors are made, and counted nowhere.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from trimtab.virtual import state
-from trimtab.virtual.pieces import aside
+from trimtab.virtual import rules, state, unknown
+from trimtab.virtual.pieces import aside, on_host
+from trimtab.virtual.plans import Args, Kwargs, Plan
 from trimtab.virtual.state import NotSimulated
-from trimtab.virtual.tensor import VIRTUAL
+from trimtab.virtual.tensor import VIRTUAL, payload_of
+
+OPERATIONS = "bitsandbytes::"
+_FOR_CUDA: bool = torch._C._has_cuda  # before virtual GPUs say otherwise
+
+
+class _Launches(threading.local):
+    allowed = False
+    seen = False
+
+
+_launches = _Launches()
+"""Of each thread: whether an operation's kernel may call the library now, and whether it has."""
+
+
+def set_in_its_specs(undo: ExitStack) -> None:
+    """Have a torch that was built for the CPU take the library for it: that for CUDA cannot even be opened."""
+    if not _FOR_CUDA:
+        state.replace(undo, sys.modules["bitsandbytes.cuda_specs"], "get_cuda_specs", lambda: None)
 
 
 def set_in_bitsandbytes(undo: ExitStack) -> None:
-    """Refuse the functions of its library, but for those on the CPU."""
+    """Take the functions of its library, but for those on the CPU."""
     module = sys.modules["bitsandbytes.cextension"]
     for name in ("BNBNativeLibrary", "ErrorHandlerMockBNBNativeLibrary"):
         owner = getattr(module, name, None)
         if owner is not None and "__getattr__" in vars(owner):
             state.replace(undo, owner, "__getattr__", _of_the_cpu(vars(owner)["__getattr__"]))
-
-
-def set_in_its_modules(undo: ExitStack) -> None:
-    """Refuse its quantized parameters on a GPU: classes of tensors over memory that C++ does not find there."""
-    module = sys.modules["bitsandbytes.nn.modules"]
-    for owner in list(vars(module).values()):
-        if isinstance(owner, type) and issubclass(owner, nn.Parameter) and "__new__" in vars(owner):
-            state.replace(undo, owner, "__new__", _on_the_host(owner.__new__))
 
 
 def set_in_its_functions(undo: ExitStack) -> None:
@@ -65,30 +79,56 @@ def _left(*_: Any, **__: Any) -> None:
     """A prefetch moves nothing here."""
 
 
-def _on_the_host(native: Callable[..., Any]) -> Any:
-    @functools.wraps(native)
-    def __new__(cls: type, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if data.__class__ in VIRTUAL:
-            raise NotSimulated(
-                f"{cls.__module__}.{cls.__qualname__} on a GPU (weights that bitsandbytes has quantized) is not "
-                "simulated by virtual GPUs; rehearse without quantization, with the same model in 16 bits"
-            )
-        return native(cls, data, *args, **kwargs)
-
-    return staticmethod(__new__)
-
-
 def _of_the_cpu(native: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattr__(self: Any, name: str) -> Any:
-        return native(self, name) if "cpu" in name or name.startswith("_") else _refused(name)
+        return native(self, name) if "cpu" in name or name.startswith("_") else _launch(name)
 
     return __getattr__
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise NotSimulated(
-            f"bitsandbytes' function {name} works on the memory of a GPU itself and is not simulated by virtual GPUs"
-        )
+def _launch(name: str) -> Callable[..., int]:
+    def launch(*_: Any, **__: Any) -> int:
+        if not _launches.allowed:
+            raise NotSimulated(
+                f"bitsandbytes' function {name} works on the memory of a GPU itself and is not simulated by virtual "
+                "GPUs"
+            )
+        _launches.seen = True
+        return 0  # no error
 
-    return refuse
+    return launch
+
+
+@contextmanager
+def _launching() -> Iterator[Callable[[], bool]]:
+    """The library's functions do nothing meanwhile; says whether one was called."""
+    before = _launches.allowed, _launches.seen
+    _launches.allowed, _launches.seen = True, False
+    try:
+        yield lambda: _launches.seen
+    finally:
+        _launches.allowed, _launches.seen = before
+
+
+def carry(kernel: Callable[[], Any], plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """One of the library's operations on a GPU: the memory by its kernel for CUDA, the values by that for the CPU."""
+    with _launching() as launched:
+        made = kernel()
+        if not launched():
+            return made  # all of it was torch's, and so came by here
+    operands = [
+        (name, tensor) for name, tensor in rules.operands(plan, args, kwargs) if tensor.__class__ in VIRTUAL
+    ]
+    if any(unknown.is_unknown(tensor) for _, tensor in operands):
+        for tensor in (*tree_leaves(made), *(tensor for name, tensor in operands if name in plan.writes)):
+            unknown.forget(tensor)
+        return made
+    on_cpu: Any = tree_map(
+        lambda value: payload_of(value) if isinstance(value, Tensor) else value, (args, kwargs)
+    )
+    with on_host():
+        values = func(*on_cpu[0], **on_cpu[1])
+    for tensor, value in zip(tree_leaves(made), tree_leaves(values), strict=True):
+        if tensor.__class__ in VIRTUAL:
+            tensor.payload.copy_(value)
+    return made

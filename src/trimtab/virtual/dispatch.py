@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.virtual import (
     amp,
+    ctypes_libraries,
     functional_ranks,
     functions,
     fused,
@@ -202,8 +203,14 @@ def _by_its_author(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
     kernel = plan.author()
     if kernel is None:
         raise NotImplementedError(f"Could not run '{plan.name}' with arguments from the 'CUDA' backend.")
-    with torch._C._EnableTorchFunction(), VirtualMode(), functions.switched_on():
-        return kernel(*args, **kwargs)
+
+    def run() -> Any:
+        with torch._C._EnableTorchFunction(), VirtualMode(), functions.switched_on():
+            return kernel(*args, **kwargs)
+
+    if plan.name.startswith(ctypes_libraries.OPERATIONS):
+        return ctypes_libraries.carry(run, plan, func, args, kwargs)
+    return run()
 
 
 def _on_cpu(plan: Plan, func: Any, payloads: list[Any], named: Kwargs) -> Any:

@@ -2,7 +2,7 @@
 that a program has, on virtual GPUs.
 
 Old scripts still use the types. Each stands for a dtype on the current GPU; they are never classes of tensors. A class
-of a program's own stays on the CPU: a virtual tensor has a class already.
+of a program's own stays on the CPU, a virtual tensor has a class already; but one of parameters is joined to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from trimtab.virtual import origin
 from trimtab.virtual.held_modes import taken_away
 from trimtab.virtual.state import Machine, Patch
-from trimtab.virtual.tensor import VirtualTensor, refuse_own_class
+from trimtab.virtual.tensor import VIRTUAL, VirtualTensor, of_own_class, own_class, refuse_own_class
 from trimtab.virtual.wording import LEGACY
 
 _DTYPES = {f"torch.cuda.{name}": dtype for dtype, name in LEGACY.items()}
@@ -69,9 +69,12 @@ def _constructor(native: Any, default: _Default) -> Any:
 
 
 def _as_own_class(native: Any) -> Any:
-    def _make_subclass(cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
+    def _make_subclass(cls: type, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
+        own = own_class(cls)
+        if own is not None and data.__class__ in VIRTUAL:
+            return of_own_class(own, data, require_grad)
         refuse_own_class(cls, data)
-        made = native(cls, data, *args, **kwargs)
+        made = native(own or cls, data, require_grad, **kwargs)
         return origin.as_shape(made) if data.is_meta else made
 
     return staticmethod(_make_subclass)

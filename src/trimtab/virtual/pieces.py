@@ -6,6 +6,7 @@ values are those of the code as it is written, whose own graph the piece holds; 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -152,6 +153,24 @@ def aside(device: VirtualDevice) -> Iterator[VirtualDevice]:
         yield other
     finally:
         device.aside = before
+
+
+class _Here(threading.local):
+    on_host = False
+
+
+HERE = _Here()
+"""Of each thread: whether what runs is on the host, by itself (`on_host`)."""
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """What is compiled runs as it is written meanwhile: kernels for the CPU, of which no GPU has anything."""
+    before, HERE.on_host = HERE.on_host, True
+    try:
+        yield
+    finally:
+        HERE.on_host = before
 
 
 def run_through(account: Account, device: VirtualDevice, blocks: dict[int, Block]) -> dict[int, Block]:

@@ -6,6 +6,7 @@ The payload never requires a gradient and is never handed out: autograd runs on 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class VirtualTensor(Face):
         if data is None:
             data = torch.empty(0)
         if issubclass(cls, nn.Parameter):
-            return nn.Parameter(data, requires_grad)
+            return (own_class(cls) or nn.Parameter)(data, requires_grad)
         if not isinstance(data, Tensor):
             return torch.Tensor(data, *args)
         return data.detach().requires_grad_(bool(requires_grad))
@@ -72,7 +73,10 @@ class VirtualTensor(Face):
     @_is_param.setter
     def _is_param(self, value: bool) -> None:
         # nn.Parameter(virtual) marks its result thus; the class makes the mark last through every test of it.
-        self.__class__ = parameter_class(self) if value else HostTensor if is_host(self) else VirtualTensor
+        if value:
+            self.__class__ = over(type(self), parameter_class(self))
+        else:
+            self.__class__ = HostTensor if is_host(self) else VirtualTensor
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         return moved(torch.Tensor.to, (self, *args), kwargs)
@@ -135,8 +139,45 @@ class HostParameter(HostTensor, nn.Parameter):
     """A parameter on the CPU that has a shape and no values."""
 
 
-PARAMETERS = frozenset((VirtualParameter, HostParameter))
-VIRTUAL = frozenset((VirtualTensor, HostTensor)) | PARAMETERS
+PARAMETERS: set[type] = {VirtualParameter, HostParameter}
+VIRTUAL: set[type] = {VirtualTensor, HostTensor, *PARAMETERS}
+"""Both grow: a class of parameters that a program has of its own gets one here (`over`)."""
+
+
+def own_class(kind: type) -> type[nn.Parameter] | None:
+    """The class of parameters of a program's own behind a class, as bitsandbytes has for quantized weights.
+
+    None for torch's own classes, and for those with rules of their own for every operation.
+    """
+    found: type[nn.Parameter] | None = getattr(kind, "_class_of_the_program", None)
+    if found is not None or kind in VIRTUAL or kind is nn.Parameter or not issubclass(kind, nn.Parameter):
+        return found
+    lazy = issubclass(kind, nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    own_rules = kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    return None if lazy or own_rules else kind
+
+
+def over(before: type, kind: type) -> type:
+    """`kind`, a class of parameters, as the program's own class where `before` was one of those."""
+    own = own_class(before)
+    if own is None:
+        return kind
+    return own if kind is nn.Parameter else _joined(own, kind)
+
+
+@functools.cache
+def _joined(own: type[nn.Parameter], kind: type) -> type:
+    made = type(own)(own.__name__, (own, kind), {"__module__": own.__module__, "_class_of_the_program": own})
+    PARAMETERS.add(made)
+    VIRTUAL.add(made)
+    return made
+
+
+def of_own_class(kind: type, data: Tensor, requires_grad: bool) -> Any:
+    """A virtual tensor's data as a parameter of a class of the program's own."""
+    made: Any = data.detach()
+    made.__class__ = over(kind, parameter_class(made))
+    return made.requires_grad_(requires_grad)
 
 
 def refuse_own_class(kind: type, data: Any = None) -> None:
