@@ -139,8 +139,8 @@ class HostParameter(HostTensor, nn.Parameter):
     """A parameter on the CPU that has a shape and no values."""
 
 
-PARAMETERS: set[type] = {VirtualParameter, HostParameter}
-VIRTUAL: set[type] = {VirtualTensor, HostTensor, *PARAMETERS}
+PARAMETERS: set[type[VirtualTensor]] = {VirtualParameter, HostParameter}
+VIRTUAL: set[type[VirtualTensor]] = {VirtualTensor, HostTensor, *PARAMETERS}
 """Both grow: a class of parameters that a program has of its own gets one here (`over`)."""
 
 
@@ -167,7 +167,10 @@ def over(before: type, kind: type) -> type:
 
 @functools.cache
 def _joined(own: type[nn.Parameter], kind: type) -> type:
-    made = type(own)(own.__name__, (own, kind), {"__module__": own.__module__, "_class_of_the_program": own})
+    metaclass: Any = type(own)
+    made: type[Any] = metaclass(
+        own.__name__, (own, kind), {"__module__": own.__module__, "_class_of_the_program": own}
+    )
     PARAMETERS.add(made)
     VIRTUAL.add(made)
     return made
