@@ -94,6 +94,14 @@ def test_a_model_is_built_from_its_config_alone(
     assert max(caches) > 0
 
 
+def test_a_config_alone_is_told_to_be_enough_for_shapes(rehearse_warmer: Rehearse, tmp_path: Path) -> None:
+    model = model_folder(tmp_path, "none")
+    report = rehearse_warmer(written(tmp_path, MODEL), str(model), "cuda:0")
+    assert [finding["kind"] for finding in report["findings"]] == ["other-error"]
+    hint = f"{model} holds a model's config and no weights; --shapes-only rehearses it from that alone"
+    assert report["notes"] == [hint]
+
+
 ORDER = """
     import sys
     import torch

@@ -1,11 +1,13 @@
 """What the parent knows about a failure that the script's processes do not: an overlay that could not take a write, an
-option of ours that stands after the script."""
+option of ours that stands after the script, a model whose config alone is here."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from trimtab.diagnose.finding import Finding
+from trimtab.rehearse import room_here
 from trimtab.rehearse.files_aside import Apart
 from trimtab.rehearse.session import Gathered
 from trimtab.rehearse.target import Target
@@ -26,7 +28,23 @@ def set_aside(gathered: Gathered, files: Apart) -> None:
             gathered.notes.append(why)
 
 
-def hints(findings: list[Finding], gathered: Gathered, target: Target) -> list[str]:
+def hints(findings: list[Finding], gathered: Gathered, target: Target, *, shapes_only: bool) -> list[str]:
+    """What the person at the console could have meant, or could try instead."""
+    return [*_misplaced(findings, gathered, target), *([] if shapes_only else _weightless(findings))]
+
+
+def _weightless(findings: list[Finding]) -> list[str]:
+    """Models that an error names by their folder, and of which only the config lies there."""
+    words = [word.strip("'\"`(),.;:") for finding in findings for word in finding.message.split()]
+    folders = dict.fromkeys(word for word in words if word and (Path(word) / "config.json").is_file())
+    return [
+        f"{folder} holds a model's config and no weights; --shapes-only rehearses it from that alone"
+        for folder in folders
+        if not room_here.weights_of(folder)
+    ]
+
+
+def _misplaced(findings: list[Finding], gathered: Gathered, target: Target) -> list[str]:
     """Our own options among the script's words, where the script does not know them."""
     ours = [
         word for word in (part.partition("=")[0] for part in target.own_words) if _OPTIONS.fullmatch(word)

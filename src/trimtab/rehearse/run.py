@@ -167,7 +167,7 @@ def _rehearse(
             gathered.notes += target.notes
             hints.set_aside(gathered, files)
             result = judge(folder, gathered, children, timed_out, timeout, seconds, standstill)
-            result.notes += hints.hints(result.findings, gathered, target)
+            result.notes += hints.hints(result.findings, gathered, target, shapes_only=settings.shapes_only)
             result.target, result.shapes_only, result.files = (
                 target.name,
                 settings.shapes_only,
