@@ -241,3 +241,4 @@ def test_a_rehearsal_that_an_estimate_would_refuse_tells_the_true_gpus(
     assert f"{size:.1f} of {size:.1f} GiB free" in plan.reasons["device"]
     assert f"has {size:.1f} GiB free" in plan.reasons["strategy"] or strategy == "single"
     assert {share.capacity for share in plan.memory.values()} == {machine.gpus[0].free_bytes}
+    assert plan.reasons["memory"].startswith("estimated by formula: the rehearsed step")

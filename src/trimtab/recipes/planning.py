@@ -25,12 +25,13 @@ from trimtab.placement.speed import SpeedRequest
 from trimtab.recipes.effective_batch import check_effective_batch
 from trimtab.recipes.recipe import Recipe
 from trimtab.recipes.table import recipe_of
-from trimtab.rehearse.process import rehearsal_notes
 from trimtab.rehearse.session import VARIABLE as REHEARSED
 from trimtab.rehearse.shield import aside
 
 if TYPE_CHECKING:
     from trimtab.recipes.trials import Trials
+
+_SHOWN = "estimated by formula: the rehearsed step itself shows whether it fits"
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,12 @@ def resolve_for(
 
     try:
         plan = resolved(refuses)
-    except DoesNotFit as error:
+    except DoesNotFit:
         if REHEARSED not in os.environ or not hardware.accelerators:
             raise
         # A rehearsal is not refused for an estimate: the step itself shows what it takes.
-        said = str(error).partition("\n  change: ")[0].replace("\n  why: ", ": ")
-        rehearsal_notes(f"by the plan's estimate {said}; it was rehearsed all the same")
         plan = resolved(False)
+        plan = replace(plan, reasons={**plan.reasons, "memory": _SHOWN})
     if work.training:
         optimizer = choose_optimizer(config.training.optimizer, plan.kind)
         plan = replace(plan, reasons={**plan.reasons, "optimizer": f"{optimizer.name}: {optimizer.reason}"})
