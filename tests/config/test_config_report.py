@@ -108,6 +108,21 @@ def test_an_unknown_section_is_one_mistake() -> None:
     assert problem.change == "did you mean training?"
 
 
+@pytest.mark.parametrize(
+    ("word", "change"),
+    [
+        ("devices={sharding: true}", "write sharding instead"),
+        (
+            "loop={lr: 1, max_steps: 2, r: 4}",
+            "write training.learning_rate, training.max_steps, lora.r instead",
+        ),
+        ("trainer={speed: 1}", "remove it; `trimtab config-schema` lists every setting"),
+    ],
+)
+def test_an_unknown_section_is_told_by_what_it_holds(word: str, change: str) -> None:
+    assert only(word).change == change
+
+
 def test_a_name_like_nothing_points_to_the_list() -> None:
     assert "config-schema" in only("qwertyuiop=1").change
 

@@ -139,9 +139,27 @@ def _unknown(item: Given, guess: bool) -> list[Setting]:
         raise Refused("is not a setting", _REMOVE)
     names = {name: alias.key for name, alias in ALIASES.items()} | SECTION_ALIASES.get(item.path[0], {})
     nested = isinstance(item.value, dict)
-    closest = suggest(item.path, names, section_wanted=nested) or suggest(item.path, names)
+    closest = suggest(item.path, names, section_wanted=nested)
     hint = f"did you mean {closest}?" if closest else _REMOVE
+    if nested and not closest and (meant := _meant_by(item.value)):
+        hint = f"write {', '.join(meant)} instead"
     raise Refused("is not a setting", hint)
+
+
+def _meant_by(section: dict[str, object]) -> list[str]:
+    """The settings that a section of a name that we do not know holds; none where one of them is unknown too."""
+    meant = []
+    for name in section:
+        ends = [key for key in settings() if key.rpartition(".")[2] == name]
+        if name in ends:
+            meant.append(name)
+        elif alias := alias_of((name,)):
+            meant.append(alias.key)
+        elif len(ends) == 1:
+            meant += ends
+        else:
+            return []
+    return meant
 
 
 def _contradiction(one: Given, other: Given, key: str) -> Problem:
