@@ -89,7 +89,7 @@ def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> st
     rows.append(("fix" if tried != "remains" else "tried, does not help", fix))
     if tried in TRIED:
         rows.append(("tried", text(TRIED[tried])))
-    elif fix and not tried and not finding.get("savings"):
+    elif fix and not tried and not finding.get("savings") and not finding.get("lack"):
         rows.append(("tried", "not tried"))
     rows += [
         ("also", f"{text(other['kind'])} {place(other.get('where') or other.get('cause'), {})}")
