@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,6 +14,7 @@ from trimtab.diagnose import (
     loops_left,
     mends_collectives,
     mends_drift,
+    mends_ranks,
     mends_results,
     mends_rows,
     parted,
@@ -78,6 +80,24 @@ ALONE: dict[str, tuple[str, str]] = {
         """,
         "mine = rows[rank:len(rows) // world * world:world]",
     ),
+    "rows that are sliced where the loop begins, by a rank of another name": (
+        """
+        r, w = dist.get_rank(), dist.get_world_size()
+        for row in rows[r::w]:  # cause
+            model(row).backward()  # stands
+        """,
+        "for row in rows[r:len(rows) // w * w:w]:",
+    ),
+    "rows that are taken in turn": (
+        """
+        me = dist.get_rank()
+        for i, row in enumerate(rows):
+            if i % dist.get_world_size() != me:  # cause
+                continue
+            model(row).backward()  # stands
+        """,
+        "if i % dist.get_world_size() != me or i >= len(rows) // dist.get_world_size() * dist.get_world_size():",
+    ),
     "a batch of which nothing is left": (
         """
         loader = torch.utils.data.DataLoader(torch.utils.data.Subset(rows, range(rank * 8, rank * 8 + 8)))
@@ -110,6 +130,40 @@ def test_a_loop_that_one_rank_leaves(tmp_path: Path, name: str) -> None:
     assert said is not None
     assert said.cause.line == marks["cause"]
     assert fixed in _after(file, said.edits)
+
+
+def test_turns_of_which_each_rank_makes_its_own_are_as_many_for_all(tmp_path: Path) -> None:
+    file, marks = _written(
+        tmp_path,
+        """
+        for n in range(total - 1):
+            if n % world == rank:  # cause
+                model(rows[n]).backward()  # stands
+        dist.barrier()  # other
+        """,
+    )
+    said = branches.guard([(file, marks["stands"])], [(file, marks["other"])], NOTHING_KNOWN)
+    assert said is not None
+    assert said.cause.line == marks["cause"]
+    assert "if n % world == rank and n < (total - 1) // world * world:" in _after(file, said.edits)
+
+
+@pytest.mark.parametrize(
+    "test", ["i % every != 0", "i % world != chosen", "i // world != rank", "i % world > rank"]
+)
+def test_what_is_no_turn_of_a_rank(tmp_path: Path, test: str) -> None:
+    file, marks = _written(
+        tmp_path,
+        f"""
+        chosen = pick()
+        for i, row in enumerate(rows):
+            if {test}:  # asks
+                continue
+        """,
+    )
+    node = source.statement(file, marks["asks"])
+    assert isinstance(node, ast.If)
+    assert mends_ranks.as_many_turns(file, node) is None
 
 
 def test_a_limit_that_all_ranks_have_is_no_decision_of_one(tmp_path: Path) -> None:

@@ -155,6 +155,10 @@ def test_a_disk_too_small_is_refused_with_the_figures(
     told = json.loads(trimtab("plan", str(config), "--json").stdout)["disk"]
     assert told["needed"] > told["free"] == 2**21
     assert not told["fits"]
+    # So is a plan for GPUs that need not be here.
+    planned = trimtab("plan", str(config), "device=auto", "--gpus", "T4")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    assert re.search(r"! disk .* on /mnt/small; too little here", planned.stdout)
     done = trimtab("train", str(config), "training.keep_best=false")
     assert done.returncode == 2
     assert "has too little room for the run" in done.stderr

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trimtab.rehearse import system, waiting
-from trimtab.rehearse.session import VARIABLE, Recorder
+from trimtab.rehearse import run, system, waiting
+from trimtab.rehearse.session import VARIABLE, Recorder, Settings
 from trimtab.rehearse.standstill import Standstill
 from trimtab.virtual.ending import settle
 
@@ -47,6 +47,26 @@ def test_what_is_not_simulated_is_no_fault(rehearse_warm: Rehearse, tmp_path: Pa
     report = rehearse_warm(str(script))
     assert (report["verdict"], report["exit"], report["findings"]) == ("unproven", 3, [])
     assert any("CUDAGraph is not simulated" in note for note in report["notes"])
+
+
+def test_ctrl_c_tells_what_was_seen_and_where_it_stood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\nopen('begun', 'w').close()\nwhile True:\n    time.sleep(0.05)\n")
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(children: list[waiting.Child], deadline: float, folder: Path, room: object) -> None:
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "wait", interrupted)
+    result = run.rehearse([str(script)], Settings(), in_place=True, tells_stopped=True)
+    assert (result.verdict, result.exit_code, result.stopped) == ("unproven", 3, True)
+    assert any(note.startswith("you stopped it after") and "script.py:4" in note for note in result.notes)
+    with pytest.raises(KeyboardInterrupt):
+        run.rehearse([str(script)], Settings(), in_place=True)
 
 
 def test_a_process_killed_after_its_end_had_ended(tmp_path: Path) -> None:

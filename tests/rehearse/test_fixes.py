@@ -12,6 +12,7 @@ import pytest
 from trimtab.diagnose.finding import Cause, Edit, Finding, Place
 from trimtab.rehearse.fixes import Texts, patch, try_fixes
 from trimtab.rehearse.folding import fold
+from trimtab.rehearse.report import TRIED
 from trimtab.rehearse.verdict import Result
 
 Rehearse = Callable[..., dict[str, Any]]
@@ -102,6 +103,14 @@ def test_a_fix_that_only_trades_one_error_for_another_is_not_called_one(program:
     worse = Rehearsals(lambda text: [found(program, 1, kind="other-error")], steps=0)
     assert try_fixes(result, worse) == {}
     assert result.findings[0].tried == "another"
+
+
+def test_a_fix_with_which_the_program_trains_no_more_is_not_called_one(program: Path) -> None:
+    result = Result("fault", [found(program, 1, "a = 10")], {}, 3, 0.1)
+    assert try_fixes(result, Rehearsals(lambda text: [], steps=0)) == {}
+    assert result.findings[0].tried == "idle"
+    assert not result.findings[0].edits
+    assert "that is no fix" in TRIED["idle"]
 
 
 def test_what_shows_only_behind_a_fix_is_tried_in_turn(program: Path) -> None:

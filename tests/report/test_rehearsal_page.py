@@ -117,6 +117,21 @@ def test_a_line_of_which_two_things_are_not_proven_is_shown_once(parse: Parse) -
     assert "read, decided by" in unproven
 
 
+def test_values_that_nothing_hangs_on_are_not_called_unproven(parse: Parse) -> None:
+    told = records.rehearsal()
+    lines = [{"file": "train.py", "line": number, "code": "x"} for number in (26, 31)]
+    told["asked"] = [
+        {"how": how, "op": "item", "where": line, "inside": None}
+        for how, line in zip(("shape", "value"), lines, strict=True)
+    ] + [{"how": "watch", "op": "item", "where": None, "inside": None}]
+    before, known = rehearsal_page(told).split("Not known")
+    assert "train.py:26" in before.split("Not proven")[1]
+    assert "train.py:31" in known
+    assert "Watched by Trimtab itself, at 1 line of its own" in known
+    told["asked"] = told["asked"][1:]
+    assert "Not proven" not in rehearsal_page(told)
+
+
 def test_an_older_record_has_a_page_too(parse: Parse) -> None:
     told = records.rehearsal()
     for name in ("placement", "sources", "collectives", "asked", "files", "beyond", "shapes_only", "notes"):

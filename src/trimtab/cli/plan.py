@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,7 +56,7 @@ def plan(
             planned = _planned(request.config, gpus, trials)
         except PlacementError as error:
             planned = error
-    _tell(request, planned, as_json)
+    _tell(request, planned, as_json, elsewhere=gpus is not None)
 
 
 def _planned(config: Config, gpus: str | None, trials: Trials) -> Planned:
@@ -69,7 +69,7 @@ def _planned(config: Config, gpus: str | None, trials: Trials) -> Planned:
     return plan_run(config, hardware, trials=trials)
 
 
-def _tell(request: Request, planned: Planned | PlacementError, as_json: bool) -> None:
+def _tell(request: Request, planned: Planned | PlacementError, as_json: bool, *, elsewhere: bool) -> None:
     from trimtab.config import config_warnings
     from trimtab.placement import PlacementError
     from trimtab.recipes.disk_needs import planned_room
@@ -84,8 +84,8 @@ def _tell(request: Request, planned: Planned | PlacementError, as_json: bool) ->
         raise typer.Exit(2)
     preflight = recipe_of(config).preflight
     report = preflight(config, planned.plan) if preflight is not None else None
-    room = planned_room(config, planned)
-    failed = (report is not None and bool(report.failed)) or room.refusal() is not None
+    room = replace(planned_room(config, planned), elsewhere=elsewhere)
+    failed = (report is not None and bool(report.failed)) or (room.refusal() is not None and not elsewhere)
     if as_json:
         checks = {"checks": [asdict(check) for check in report.checks]} if report is not None else {}
         typer.echo(json.dumps(plan_as_dict(request, planned, room) | checks, indent=2))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trimtab.rehearse.session import Settings
+    from trimtab.rehearse.verdict import Result
 
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Our options end at the first word that is not one of them; the rest is the script's own."""
@@ -159,30 +163,24 @@ def rehearse(
     dim = sys.stdout.isatty()
     print("\x1b[2m" if dim else "", end="", flush=True)
     try:
-        result = run(words, settings, ranks=ranks, timeout=timeout, keep=keep_files, in_place=in_place)
+        result = run(
+            words,
+            settings,
+            ranks=ranks,
+            timeout=timeout,
+            keep=keep_files,
+            in_place=in_place,
+            tells_stopped=True,
+        )
     finally:
         print("\x1b[0m" if dim else "", end="", flush=True)
-    if try_fixes or write_fixes is not None:
-        from trimtab.rehearse import fixes
-
-        texts = fixes.try_fixes(
-            result,
-            fixes.tried_silently(words, settings, ranks=ranks, timeout=timeout, in_place=in_place),
-            tell=_tell,
-        )
-        if write_fixes is not None and texts:
-            write_fixes.write_text(fixes.patch(texts), encoding="utf-8")
-    if any(finding.lack is not None for finding in result.findings):
-        from trimtab.rehearse import savings
-
-        savings.try_savings(
-            result,
-            savings.changes_for(words, settings.gpus, result),
-            savings.again_with(words, settings, ranks=ranks, in_place=in_place),
-            min(timeout - result.seconds, timeout / 2),
-            tell=_tell,
-            search=savings.search_for(words, settings),
-        )
+    if not result.stopped:
+        options = {"ranks": ranks, "in_place": in_place}
+        try:
+            _try_changes(result, words, settings, timeout, try_fixes, write_fixes, **options)
+        except KeyboardInterrupt:
+            result.stopped = True
+            result.notes.append("you stopped it while changes were tried: the rest was not")
     hide = hiding()
     print(hide(render(result, colour=sys.stdout.isatty())))
     told = plain_value(result.to_dict(), of_text=hide) if json_file or html_file else {}
@@ -210,6 +208,36 @@ def rehearse(
         if github:
             print(hide("\n".join(as_annotations(result, root))))
     raise typer.Exit(result.exit_code)
+
+
+def _try_changes(
+    result: Result,
+    words: list[str],
+    settings: Settings,
+    timeout: float,
+    tries_fixes: bool,
+    patch: Path | None,
+    **options: Any,
+) -> None:
+    """Rehearse again with the fixes, and with what would save memory where a GPU is too small."""
+    if tries_fixes or patch is not None:
+        from trimtab.rehearse import fixes
+
+        again = fixes.tried_silently(words, settings, timeout=timeout, **options)
+        texts = fixes.try_fixes(result, again, tell=_tell)
+        if patch is not None and texts:
+            patch.write_text(fixes.patch(texts), encoding="utf-8")
+    if any(finding.lack is not None for finding in result.findings):
+        from trimtab.rehearse import savings
+
+        savings.try_savings(
+            result,
+            savings.changes_for(words, settings.gpus, result),
+            savings.again_with(words, settings, **options),
+            min(timeout - result.seconds, timeout / 2),
+            tell=_tell,
+            search=savings.search_for(words, settings),
+        )
 
 
 def _tell(text: str) -> None:

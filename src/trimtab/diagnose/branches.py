@@ -207,6 +207,9 @@ def _asks_rank(file: str, node: ast.If) -> bool:
 def guarded(file: str, node: ast.If, line: int, beside: int | None, who: int, sides: Sides) -> Said:
     """What to say of a condition under which one rank alone makes a collective."""
     test, decided = ast.unparse(node.test), sides.said(file, node.test)
+    if (turns := mends_ranks.as_many_turns(file, node)) is not None:
+        why = f"{mends_ranks.IN_TURN}: only rank {who} has this one, and waits there for the others"
+        return Said(source.cause(file, node.lineno, why), turns.text, turns.edits)
     why = f"only rank {who} runs what is under this, and it waits there for the others"
     cause = source.cause(file, node.lineno, why + (f": {decided}" if decided else ""))
     if beside is not None and side(node, beside):

@@ -162,7 +162,7 @@ class Finding:
     edits: list[Edit] = field(default_factory=list)
     """The fix as changes to the user's files, where it can be written down as code that runs in that place."""
     tried: str = ""
-    """What a rehearsal with the edits showed: "gone", "remains", or nothing when none was made."""
+    """What a rehearsal with the edits showed: "gone", "remains", "another", "idle", or nothing when none was made."""
     follows: list[Finding] = field(default_factory=list)
     """Findings that only follow from this one."""
     lack: Lack | None = None

@@ -12,6 +12,8 @@ from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said, Way, around
 from trimtab.diagnose.finding import Edit
 
+_NUMBER = re.compile(r"\brank\b|_rank\b|\brank_|\bget_rank\(")
+
 
 def way_out(mine: Way, other: int, sides: Sides) -> Said | None:
     """Why a rank may have left, or skipped a round of, the loops in which another stands: by what it alone decided."""
@@ -97,6 +99,9 @@ def decided_alone(file: str, node: ast.If | ast.ExceptHandler, line: int, other:
         raised = [rewrite.in_place_of(file, last, "raise")] if swallowed else []
         fix = "Let the error end the run (`raise`), or let the ranks tell each other (all_reduce of a flag) and skip "
         return Said(source.cause(file, node.lineno, why), fix + "together.", raised)
+    if (told := mends_ranks.as_many_turns(file, node)) is not None:
+        why = f"{mends_ranks.IN_TURN}: rank {other} has no further one, and the others wait at line {line}"
+        return Said(source.cause(file, node.lineno, why), told.text, told.edits)
     why = f"each rank decides this for itself: rank {other} leaves here, and the others wait at line {line}"
     why += f" ({said})" if sides.parted(file, node) and (said := sides.said(file, node.test)) else ""
     told = mends_ranks.decided_together(file, node)
@@ -148,9 +153,10 @@ def followed_back(
 
 def rows_of_rank(file: str, loop: ast.For) -> Said | None:
     """What a loop runs over, followed back to a line that takes this rank's part: parts that may differ in length."""
-    for name, _, value in followed_back(file, loop.lineno, loop.iter):
+    made = ((value, name) for name, _, value in followed_back(file, loop.lineno, loop.iter))
+    for value, name in [(loop.iter, ""), *made]:
         for one in [value] if value is not None else _in_class(file, name):
-            part = part_of_rank(one) if "Sampler" not in ast.unparse(one) else None
+            part = part_of_rank(file, one) if "Sampler" not in ast.unparse(one) else None
             if part is not None:
                 why = "every rank takes its own part here, and the parts are of different length"
                 fix, edits = _even(file, part)
@@ -175,15 +181,16 @@ def _packs(file: str, given: ast.Yield) -> bool:
     return len(around(file, given.lineno)) > 1
 
 
-def part_of_rank(node: ast.expr) -> ast.expr | None:
+def part_of_rank(file: str, node: ast.expr) -> ast.expr | None:
     """The slice, range or islice in an expression that depends on the rank."""
     for inner in ast.walk(node):
         takes = isinstance(inner, ast.Subscript) or (
             isinstance(inner, ast.Call) and source.called_name(inner) in ("range", "Subset", "islice")
         )
-        if takes and re.search(r"\brank\b|_rank\b|\brank_|\bget_rank\(", ast.unparse(inner)):
+        if takes:
             assert isinstance(inner, ast.expr)
-            return inner
+            if own_figures.of_rank(file, inner.lineno, inner, _NUMBER):
+                return inner
     return None
 
 

@@ -270,6 +270,8 @@ def _reduced_to_one(file: str, line: int, node: ast.expr, depth: int = 3) -> ast
 def decided_together(file: str, node: ast.If) -> Fix:
     """A condition that each rank answers for itself, asked of all of them, so that they take the same branch."""
     test = ast.unparse(node.test)
+    if (turns := as_many_turns(file, node)) is not None:
+        return turns
     if (alone := _reduced_to_one(file, node.lineno, node.test)) is not None:
         kept = [ast.unparse(part) for part in (alone.args[0], *(k for k in alone.keywords if k.arg != "dst"))]
         code = f"{ast.unparse(alone.func).removesuffix('reduce')}all_reduce({', '.join(kept)})"
@@ -277,7 +279,7 @@ def decided_together(file: str, node: ast.If) -> Fix:
             f"Only rank {ast.unparse(source.keyword(alone, 'dst') or alone)} has what `reduce` gives: {code}."
         )
         return Fix(said, source.place(file, alone.lineno), [rewrite.in_place_of(file, alone, code)])
-    if own_figures.RANK.search(test):
+    if own_figures.of_rank(file, node.lineno, node.test):
         # All would do what one is meant to do alone.
         return Fix(f"Let every rank go on: ask `{test}` only round what prints or writes.")
     device, module = device_at(file, node.lineno), distributed(file)
@@ -291,6 +293,53 @@ def decided_together(file: str, node: ast.If) -> Fix:
         code = f"flag = {flag}\n{share}"
         fix.edits = [rewrite.before(file, node, code), rewrite.in_place_of(file, node.test, "flag.item()")]
     return fix
+
+
+IN_TURN = "every rank takes its own rounds here, and they do not divide evenly"
+
+
+def as_many_turns(file: str, node: ast.If) -> Fix | None:
+    """As many rounds for every rank where each takes those whose number says so (`if i % world != rank: continue`).
+
+    To decide that together would be to skip every round.
+    """
+    test = node.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    skips, sides = isinstance(test.ops[0], ast.NotEq), (test.left, test.comparators[0])
+    if not skips and not isinstance(test.ops[0], ast.Eq):
+        return None
+    for turn, who in (sides, sides[::-1]):
+        if not isinstance(turn, ast.BinOp) or not isinstance(turn.op, ast.Mod):
+            continue
+        if not isinstance(turn.left, ast.Name):
+            continue
+        if own_figures.of_rank(file, node.lineno, who):
+            fix = "Give every rank as many rounds: a DistributedSampler, or leave the rest out"
+            rounds = _rounds(file, node, turn.left.id)
+            if rounds is None:
+                return Fix(f"{fix}.")
+            size = rewrite.operand(turn.right)
+            code = f"{turn.left.id} {'>=' if skips else '<'} {rounds} // {size} * {size}"
+            code = f"{ast.unparse(test)} {'or' if skips else 'and'} {code}"
+            return Fix(f"{fix}: `if {code}`.", edits=[rewrite.in_place_of(file, test, code)])
+    return None
+
+
+def _rounds(file: str, node: ast.If, counter: str) -> str | None:
+    """How many rounds the loop has that counts by this name, as code: of `enumerate(rows)` or `range(n)`."""
+    for loop in (n for n in source.above(file, node) if isinstance(n, ast.For)):
+        call = loop.iter
+        first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+        counts = isinstance(first, ast.Name) and first.id == counter
+        if not counts or not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+            continue
+        given, called = call.args[0], source.called_name(call)
+        if called == "enumerate" and isinstance(given, ast.Name | ast.Attribute):
+            return f"len({ast.unparse(given)})"
+        if called == "range":
+            return rewrite.operand(given)
+    return None
 
 
 def imports_torch(file: str) -> bool:

@@ -29,6 +29,24 @@ def decided_alone(file: str, node: ast.If | ast.While) -> bool:
     return _own(file, node.lineno, node.test, _DEPTH)
 
 
+def of_rank(file: str, line: int, node: ast.expr, words: re.Pattern[str] = RANK) -> bool:
+    """Whether an expression asks which rank this is: in so many words, or by a name that such words were given to."""
+    if words.search(ast.unparse(node)):
+        return True
+    for name in source.names_in(node):
+        made = source.last_assignment(file, line, name)
+        value = source.value_for(made, name) if made is not None else None
+        # What a call makes of the rank (a path, a tensor) is something else.
+        said = ast.unparse(value) if value is not None and not isinstance(value, ast.Call) else ""
+        if isinstance(value, ast.Call):
+            said = f"{ast.unparse(value.func)}("
+            if source.called_name(value) == "int":
+                said = ast.unparse(value)
+        if words.search(said):
+            return True
+    return False
+
+
 def _own(file: str, line: int, node: ast.expr, depth: int) -> bool:
     if _computes(node):
         return True

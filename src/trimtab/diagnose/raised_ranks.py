@@ -51,7 +51,7 @@ def built_of_own_rows(error: BaseException) -> Verdict | None:
             for read in sorted(source.names_in(value)) if made is not None and value is not None else ():
                 part = source.last_assignment(file, made.lineno if made is not None else line, read)
                 taken = source.value_for(part, read) if part is not None else None
-                sliced = loops_left.part_of_rank(taken) if taken is not None else None
+                sliced = loops_left.part_of_rank(file, taken) if taken is not None else None
                 if made is None or value is None or part is None or taken is None or sliced is None:
                     continue
                 why = (

@@ -43,6 +43,8 @@ class Room:
     """What of this lies there already, of a run that goes on."""
     largest: int
     """The largest single file."""
+    elsewhere: bool = False
+    """Whether the run is planned for GPUs that need not be here: then this disk need not be the run's."""
 
     @property
     def needed(self) -> int:
@@ -112,11 +114,10 @@ class Room:
         """As the plan shows it: mark, name, text."""
         refused = self.refusal()
         if refused is not None:
-            return (
-                "✗",
-                "disk",
-                f"{refused[0]}: {refused[1]}" if self.needed <= self.system.free else self.figures(),
-            )
+            said = f"{refused[0]}: {refused[1]}" if self.needed <= self.system.free else self.figures()
+            if self.elsewhere:
+                return "!", "disk", f"{said}; too little here, and where those GPUs are may be another disk"
+            return "✗", "disk", said
         warning = "; that is close: see training.save_total_limit" if self.close else ""
         return "!" if self.close else "✓", "disk", self.figures() + warning
 

@@ -81,7 +81,7 @@ def try_fixes(result: Result, again: Again, tell: Callable[[str], None] = lambda
         texts = kept
         result.beyond += latest
     for finding in (*result.findings, *result.beyond):
-        if finding.tried == "remains":
+        if finding.tried in ("remains", "idle"):
             finding.edits = []
     return texts
 
@@ -115,7 +115,8 @@ def _round(
 def _judge(
     finding: Finding, trial: Result, latest: list[Finding], before: Texts, after: Texts, steps: int
 ) -> str:
-    """gone, remains, another (gone, and another fault stands in its way), or nothing where it cannot be told."""
+    """gone, remains, another (gone, and another fault stands in its way), idle (gone, as every optimizer step is), or
+    nothing where it cannot be told."""
     if not {os.path.realpath(edit.file) for edit in finding.edits} <= set(trial.instead):
         return ""
     places = _Places(before, after)
@@ -123,7 +124,9 @@ def _judge(
         return "remains"
     if _setback(trial, latest, before, after, steps):
         return "another"
-    return "gone" if trial.verdict != "unproven" else ""
+    if trial.verdict == "unproven":
+        return ""
+    return "idle" if steps and not trial.steps else "gone"
 
 
 def _setback(trial: Result, latest: list[Finding], before: Texts, after: Texts, steps: int) -> bool:

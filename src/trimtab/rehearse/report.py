@@ -28,6 +28,7 @@ _COMMAND = re.compile(r"^(\s*)::")
 TRIED = {
     "gone": "with this change the fault is gone",
     "another": "with this change the fault is gone, and the program stops at another one: not proven",
+    "idle": "with this change the fault is gone, and so is every optimizer step: that is no fix",
 }
 """What a rehearsal with the fix in place showed."""
 

@@ -38,7 +38,7 @@ from trimtab.rehearse.room_here import ValuesDoNotFit, Watch
 from trimtab.rehearse.session import VARIABLE, Settings, gather
 from trimtab.rehearse.target import Target, parse_target
 from trimtab.rehearse.verdict import Result, judge
-from trimtab.rehearse.waiting import Child, end_group, signal_all, wait
+from trimtab.rehearse.waiting import Child, end_group, let_all_tell, signal_all, wait
 from trimtab.virtual import bootstrap
 
 
@@ -80,19 +80,28 @@ def rehearse(
     start: Start = _start,
     keep: Path | None = None,
     in_place: bool = False,
+    tells_stopped: bool = False,
 ) -> Result:
     """Rehearse what the words name. The script's output goes where ours goes.
 
     What the script writes is thrown away, or moved to the folder `keep`; with `in_place` it is written for real. Where
     this machine has no room for the program's values it begins again with shapes, and so do later rehearsals with
-    these settings; and so where it ends by a full GPU whose error it had caught, to see how much is missing.
+    these settings; and so where it ends by a full GPU whose error it had caught, to see how much is missing. Ctrl-C
+    ends it all; with `tells_stopped` the answer is then what was seen until there.
     """
     begun, said = time.monotonic(), ""
     while True:
         left = max(1.0, timeout - (time.monotonic() - begun)) if said or settings.no_way_on else timeout
         try:
             result = _rehearse(
-                words, settings, ranks=ranks, timeout=left, start=start, keep=keep, in_place=in_place
+                words,
+                settings,
+                ranks=ranks,
+                timeout=left,
+                start=start,
+                keep=keep,
+                in_place=in_place,
+                tells_stopped=tells_stopped,
             )
         except ValuesDoNotFit as why:
             settings.shapes_only = True
@@ -113,6 +122,7 @@ def _rehearse(
     start: Start,
     keep: Path | None,
     in_place: bool,
+    tells_stopped: bool,
 ) -> Result:
     place = Path(tempfile.gettempdir())
     left_behind.sweep([place])
@@ -146,7 +156,14 @@ def _rehearse(
                 ]
                 try:
                     room = Watch(folder) if not settings.shapes_only else None
-                    timed_out, standstill = wait(children, started + timeout, folder, room)
+                    timed_out, standstill, stopped = False, None, False
+                    try:
+                        timed_out, standstill = wait(children, started + timeout, folder, room)
+                    except KeyboardInterrupt:
+                        if not tells_stopped:
+                            raise
+                        stopped = True
+                        let_all_tell(folder)
                     # Before the rest is ended: a rank that sees another go would report that.
                     gathered = gather(folder)
                 finally:
@@ -155,18 +172,19 @@ def _rehearse(
                     signal_all(folder, signal.SIGKILL)
             seconds = time.monotonic() - started
             if (why := room_here.said(folder)) and not settings.shapes_only:
-                if not in_place:
+                if not in_place and not stopped:
                     raise ValuesDoNotFit(why)
                 # What it has written for real would be written twice.
                 gathered.unproven = True
                 gathered.notes.append(f"{why}: rehearse shapes only (--shapes-only)")
-            if gathered.ended_full and not in_place and not timed_out:
+            if gathered.ended_full and not in_place and not timed_out and not stopped:
                 raise EndedFull(gathered.ended_full)
             if gathered.refused:
                 raise RequestError(gathered.refused)
             gathered.notes += target.notes
             hints.set_aside(gathered, files)
-            result = judge(folder, gathered, children, timed_out, timeout, seconds, standstill)
+            result = judge(folder, gathered, children, timed_out, timeout, seconds, standstill, stopped)
+            result.stopped = stopped
             result.notes += hints.hints(result.findings, gathered, target, shapes_only=settings.shapes_only)
             result.target, result.shapes_only, result.files = (
                 target.name,

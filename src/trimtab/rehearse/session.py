@@ -143,6 +143,8 @@ WORDS = {
     "watch": "watched by",
 }
 """How a value was asked for, in words."""
+DECIDING = ("decision", "shape")
+"""The ways by which what the program does hangs on it."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class AskedAt:
     @property
     def decides(self) -> bool:
         """Whether the program's way, or the size of a tensor, hangs on it."""
-        return self.how in ("decision", "shape")
+        return self.how in DECIDING
 
 
 @dataclass

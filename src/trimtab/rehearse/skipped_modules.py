@@ -4,11 +4,12 @@ condition under which that stands. Reads records and source only.
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from trimtab.diagnose import branches, source
+from trimtab.diagnose import branches, mends_ranks, source
 from trimtab.diagnose.branches import Said, Way
 
 Ran = dict[str, list[Any]]
@@ -50,6 +51,11 @@ def parting(
     file, line = way[0]
     if (condition := _condition(way, stands.get(other, []))) is not None:
         at = f"{os.path.basename(file)}:{line}"
+        asked = source.statement(*condition)
+        turns = mends_ranks.as_many_turns(condition[0], asked) if isinstance(asked, ast.If) else None
+        if turns is not None:
+            why = f"{mends_ranks.IN_TURN}: rank {who} calls `{name}` at {at}, and rank {other} has no further one"
+            return Skipped(Said(source.cause(*condition, why), turns.text, turns.edits), bool(may_skip))
         cause = source.cause(*condition, f"{calls}: it is called at {at}, under this condition")
     else:
         cause = source.cause(file, line, f"{calls}: it is called here")

@@ -51,6 +51,8 @@ class Result:
     """What shows only when the fixes that were tried are in place."""
     ended: bool = True
     """Whether the program came to its end, or to the steps asked for."""
+    stopped: bool = False
+    """Whether Ctrl-C ended it, or what was tried after it."""
     batches_loaded: bool = False
     """Whether a DataLoader put its rows together."""
     instead: list[str] = field(default_factory=list)
@@ -78,6 +80,7 @@ def judge(
     timeout: float,
     seconds: float,
     standstill: Finding | None = None,
+    stopped: bool = False,
 ) -> Result:
     from trimtab.rehearse import agreement, alone, apart_ranks, disagreements, same_rows
 
@@ -93,12 +96,14 @@ def judge(
         if stuck is not None:
             findings.insert(0, stuck)
             faults.append(stuck)
+    if timed_out or stopped:
         where = _last_places(folder)
-        notes.append(f"time ran out after {timeout:g} s" + (f"; it stood at {where}" if where else ""))
-    proven = not timed_out and not gathered.unproven
+        why = f"time ran out after {timeout:g} s" if timed_out else f"you stopped it after {seconds:.0f} s"
+        notes.append(why + (f"; it stood at {where}" if where else ""))
+    proven = not timed_out and not stopped and not gathered.unproven
     for child in children:
         end = gathered.ends.get(child.pid)
-        if timed_out or standstill is not None or (end is None and stop_file(folder).exists()):
+        if timed_out or stopped or standstill is not None or (end is None and stop_file(folder).exists()):
             continue
         if end is None:
             proven = False

@@ -48,13 +48,17 @@ def wait(
         if failed_at is not None and now > failed_at + _GRACE:
             return False, None
         if now > deadline:
-            # Let every process of the rehearsal write down where it stands.
-            signal_all(folder, signal.SIGUSR2)
-            time.sleep(0.5)
+            let_all_tell(folder)
             return True, None
         if failed_at is None and (found := standstill.seen()) is not None:
             return False, found
         time.sleep(0.05)
+
+
+def let_all_tell(folder: Path) -> None:
+    """Let every process of the rehearsal write down where it stands."""
+    signal_all(folder, signal.SIGUSR2)
+    time.sleep(0.5)
 
 
 def had_ended(folder: Path, child: Child) -> bool:

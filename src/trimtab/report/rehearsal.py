@@ -10,7 +10,7 @@ from typing import Any
 
 from trimtab.monitor.wording import count_of
 from trimtab.rehearse.report import TRIED
-from trimtab.rehearse.session import WORDS
+from trimtab.rehearse.session import DECIDING, WORDS
 from trimtab.rehearse.written import Files, sentence
 from trimtab.report.code import Sources, fix_of, place
 from trimtab.report.collectives import collectives_parts
@@ -89,7 +89,7 @@ def _finding(number: int, finding: Told, sources: Sources, when: str = "") -> st
     rows.append(("fix" if tried != "remains" else "tried, does not help", fix))
     if tried in TRIED:
         rows.append(("tried", text(TRIED[tried])))
-    elif fix and not tried and not finding.get("savings"):
+    elif fix and not tried and not finding.get("savings") and not finding.get("lack"):
         rows.append(("tried", "not tried"))
     rows += [
         ("also", f"{text(other['kind'])} {place(other.get('where') or other.get('cause'), {})}")
@@ -134,9 +134,17 @@ def _not_proven(told: Told, sources: Sources) -> str:
             continue
         places = [shown for name in ("where", "inside") if (shown := place(asked.get(name), sources))]
         hows = asked_at.setdefault("<br>".join(places) or text(asked["op"]), [])
-        hows.append(WORDS.get(asked["how"], asked["how"]))
+        hows.append(asked["how"])
+    proven: list[tuple[str, str]] = []
+    unproven: list[tuple[str, str]] = []
+    for shown, hows in asked_at.items():
+        said = ", ".join(dict.fromkeys(WORDS.get(how, how) for how in hows))
+        (unproven if set(hows) & set(DECIDING) else proven).append((said, shown))
     own = "whether losses and gradients are finite, and how large they are"
     below = note(f"Watched by Trimtab itself, at {count_of(watched, 'line')} of its own: {own}.")
-    rows = [(", ".join(dict.fromkeys(hows)), shown) for shown, hows in asked_at.items()]
-    inside = [raw_facts(rows), below if watched else ""]
-    return section("Not proven: these values were not computed", inside, kind="unproven")
+    title = "Not known: these values were asked for, and nothing was seen to hang on them"
+    parts = [
+        section("Not proven: these values were not computed", [raw_facts(unproven)], kind="unproven"),
+        section(title, [raw_facts(proven), below if watched else ""]),
+    ]
+    return "\n".join(filter(None, parts))
