@@ -162,6 +162,15 @@ def test_a_rehearsal_whose_report_has_no_folder_is_not_begun(
     assert not (tmp_path / "ran").exists()
 
 
+def test_two_reports_of_a_rehearsal_are_not_written_to_one_file(trimtab: Trimtab, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    done = trimtab("rehearse", "--json", "report", "--html", "./report", str(script), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--html report: --json writes the same file" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 def run_doctor(tmp_path: Path, *lines: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`trimtab doctor` in a process of its own, in which these lines stand in for looking at the machine."""
     script = tmp_path / "look.py"

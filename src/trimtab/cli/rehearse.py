@@ -129,6 +129,12 @@ def rehearse(
                 "the report is written when the rehearsal is over, and would be lost",
                 "make the folder, or name another file",
             )
+        if file is not None and (also := next(o for o, f in outputs if f and _same(f, file))) != option:
+            raise RequestError.of(
+                f"{option} {file}: {also} writes the same file",
+                "the one report would replace the other",
+                "name two files",
+            )
     if html_file is not None:
         from trimtab.report.make import check_place
 
@@ -208,6 +214,10 @@ def rehearse(
         if github:
             print(hide("\n".join(as_annotations(result, root))))
     raise typer.Exit(result.exit_code)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def _try_changes(
