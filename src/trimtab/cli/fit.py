@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
 import time
@@ -16,6 +15,7 @@ import typer
 
 from trimtab.cli.arguments import Arguments, Fresh, request_from
 from trimtab.cli.meanwhile import meanwhile
+from trimtab.cli.output_files import check_outputs
 from trimtab.monitor.wording import count_of
 
 if TYPE_CHECKING:
@@ -194,19 +194,7 @@ def _check_places(out: Path | None, overwrite: bool, html_file: Path | None) -> 
     """Refuse, before anything is executed, what could not be written afterwards."""
     from trimtab.report.make import check_place
 
-    for option, file in (("--out", out), ("--html", html_file)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise _refused(
-                f"{option} {file}: there is no folder {file.parent}",
-                "it is written when the search is over, and would be lost",
-                "make the folder, or name another file",
-            )
-        if file is not None and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-            raise _refused(
-                f"{option} {file}: it may not be written",
-                "the file or its folder is read-only for you, or its disk is; it is written when the search is over",
-                "name a file in another folder",
-            )
+    check_outputs([("--out", out), ("--html", html_file)])
     if out is not None and (out.is_dir() or (out.exists() and not overwrite)):
         there = "a folder" if out.is_dir() else "the file is there"
         also = "" if out.is_dir() else ", or add --overwrite"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trimtab.cli.output_files import check_outputs
+
 if TYPE_CHECKING:
     from trimtab.rehearse.session import Settings
     from trimtab.rehearse.verdict import Result
@@ -116,25 +118,14 @@ def rehearse(
 
     if debug:
         show_tracebacks()
-    outputs = (
-        ("--json", json_file),
-        ("--html", html_file),
-        ("--sarif", sarif_file),
-        ("--write-fixes", write_fixes),
+    check_outputs(
+        [
+            ("--json", json_file),
+            ("--html", html_file),
+            ("--sarif", sarif_file),
+            ("--write-fixes", write_fixes),
+        ]
     )
-    for option, file in outputs:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise RequestError.of(
-                f"{option} {file}: there is no folder {file.parent}",
-                "the report is written when the rehearsal is over, and would be lost",
-                "make the folder, or name another file",
-            )
-        if file is not None and (also := next(o for o, f in outputs if f and _same(f, file))) != option:
-            raise RequestError.of(
-                f"{option} {file}: {also} writes the same file",
-                "the one report would replace the other",
-                "name two files",
-            )
     if html_file is not None:
         from trimtab.report.make import check_place
 
@@ -214,10 +205,6 @@ def rehearse(
         if github:
             print(hide("\n".join(as_annotations(result, root))))
     raise typer.Exit(result.exit_code)
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
 
 
 def _try_changes(
