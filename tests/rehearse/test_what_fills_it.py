@@ -364,3 +364,26 @@ def test_layers_that_peft_trains_whole(rehearse_warmer: Rehearse, tmp_path: Path
     path = _written(tmp_path, SAVED.replace("OPTIONS", '{"trainable_token_indices": [7]}'))
     report = rehearse_warmer(str(path), gpus=1, shapes_only=True, memory_bytes=GIB + GIB // 2)
     assert report["findings"] == [], report["text"]
+
+
+REPLICAS = """
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid(), nn.Linear(256, 256)) for _ in range(4)])
+    net = nn.DataParallel(net.cuda(), device_ids=[0, 1])
+    for _ in range(2):
+        net(torch.randn(65536, 256, device="cuda")).sum().backward()
+"""
+
+
+def test_checkpointing_that_is_tried_reaches_the_replicas(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    """A replica takes over what a layer holds: it would run the layer of the first GPU."""
+    path = _written(tmp_path, REPLICAS)
+    reports = [
+        rehearse_warm(str(path), gpus=2, shapes_only=True, what_if=changes)
+        for changes in ([], ["checkpointing"])
+    ]
+    assert [report["findings"] for report in reports] == [[], []], reports[1]["text"]
+    plain, again = (report["memory"]["cuda:1"]["peak_bytes"] for report in reports)
+    assert again < 0.8 * plain
