@@ -48,7 +48,8 @@ def test_every_rank_makes_every_group(rehearse_warm: Rehearse, tmp_path: Path) -
     path = _written(tmp_path, GROUPS.replace("OTHER", "pass").replace("FIRST", "pass"))
     report = rehearse_warm(str(path), ranks=2)
     (found,) = report["findings"]
-    assert (found["kind"], report["seconds"] < 60) == ("ranks-disagree", True), report["text"]
+    assert found["kind"] == "ranks-disagree", report["text"]
+    assert "time ran out" not in report["text"]
     assert {found["where"]["line"]} == marked_lines(path, "where"), found
     assert {found["cause"]["line"]} == marked_lines(path, "cause"), found
     whole = GROUPS.replace("OTHER", "dist.new_group([1])").replace("FIRST", "dist.new_group([0, 1])")
