@@ -159,3 +159,17 @@ def test_one_line_to_change_is_one_finding_and_two_lines_are_two() -> None:
 def test_two_faults_of_one_kind_with_causes_of_their_own_stand_both() -> None:
     first, second = caused("non-finite", 3, 9), caused("non-finite", 5, 11)
     assert fold([first, second]) == [first, second]
+
+
+@pytest.mark.parametrize("first", ["h", "torch.fft.fft(h, dim=-1)"])
+def test_what_a_chain_of_transforms_takes_is_widened(
+    rehearse_warm: Rehearse, tmp_path: Path, first: str
+) -> None:
+    """Between two transforms numbers are complex: float() would drop half of each."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        'import torch\nh = torch.randn(2, 6, 8, device="cuda", dtype=torch.float16)\n'
+        f"print(torch.fft.fft({first}, dim=-2).real.sum())\n"
+    )
+    (finding,) = rehearse_warm(str(path), gpus=1)["findings"]
+    assert finding["fix"] == "Compute it in float32: h.float()."

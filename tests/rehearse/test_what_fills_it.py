@@ -302,3 +302,88 @@ def test_predictions_that_a_trainer_gathers(rehearse_warmer: Rehearse, tmp_path:
     assert "keeps the predictions of every batch" in found["cause"]["why"], report["text"]
     assert "eval_accumulation_steps" in found["fix"]
     assert "preprocess_logits_for_metrics" in found["fix"]
+
+
+BROUGHT = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 32000)
+
+        def forward(self, rows):
+            scores = self.layer(rows)
+            return scores.logsumexp(-1).sum().reshape(1) if INSIDE else scores
+
+    net = nn.DataParallel(Net().cuda(), device_ids=[0, 1])
+    rows = torch.randn(4096, 64, device="cuda")
+    given = net(rows)  # cause
+    loss = given.sum() if INSIDE else given.logsumexp(-1).sum()
+    loss.backward()
+"""
+
+
+def test_what_data_parallel_brings_to_one_gpu(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    """500 MiB of scores are made on two GPUs, and brought to the first."""
+    path = _written(tmp_path, BROUGHT.replace("INSIDE", "False"))
+    report = rehearse_warm(str(path), gpus=2, shapes_only=True, memory_bytes=2 * GIB)
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    assert {found["cause"]["line"]} == marked_lines(path, "cause"), report["text"]
+    assert "inside the module" in found["fix"]
+    path = _written(tmp_path, BROUGHT.replace("INSIDE", "True"))
+    report = rehearse_warm(str(path), gpus=2, shapes_only=True, memory_bytes=2 * GIB)
+    assert report["findings"] == [], report["text"]
+
+
+SAVED = """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128000, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
+                                         num_attention_heads=2)).cuda()
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], **OPTIONS))  # cause
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    for _ in range(2):
+        ids = torch.arange(64, device="cuda")[None]
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_layers_that_peft_trains_whole(rehearse_warmer: Rehearse, tmp_path: Path) -> None:
+    """Two layers of 125 MiB, copied, with gradients and two moments."""
+    path = _written(tmp_path, SAVED.replace("OPTIONS", '{"modules_to_save": ["embed_tokens", "lm_head"]}'))
+    report = rehearse_warmer(str(path), gpus=1, shapes_only=True, memory_bytes=GIB + GIB // 2)
+    (found,) = [one for one in report["findings"] if one["kind"] == "out-of-memory"]
+    assert {found["cause"]["line"]} == marked_lines(path, "cause"), report["text"]
+    assert "trainable_token_indices" in found["fix"]
+    path = _written(tmp_path, SAVED.replace("OPTIONS", '{"trainable_token_indices": [7]}'))
+    report = rehearse_warmer(str(path), gpus=1, shapes_only=True, memory_bytes=GIB + GIB // 2)
+    assert report["findings"] == [], report["text"]
+
+
+REPLICAS = """
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Sigmoid(), nn.Linear(256, 256)) for _ in range(4)])
+    net = nn.DataParallel(net.cuda(), device_ids=[0, 1])
+    for _ in range(2):
+        net(torch.randn(65536, 256, device="cuda")).sum().backward()
+"""
+
+
+def test_checkpointing_that_is_tried_reaches_the_replicas(rehearse_warm: Rehearse, tmp_path: Path) -> None:
+    """A replica takes over what a layer holds: it would run the layer of the first GPU."""
+    path = _written(tmp_path, REPLICAS)
+    reports = [
+        rehearse_warm(str(path), gpus=2, shapes_only=True, what_if=changes)
+        for changes in ([], ["checkpointing"])
+    ]
+    assert [report["findings"] for report in reports] == [[], []], reports[1]["text"]
+    plain, again = (report["memory"]["cuda:1"]["peak_bytes"] for report in reports)
+    assert again < 0.8 * plain

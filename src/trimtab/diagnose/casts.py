@@ -303,7 +303,11 @@ def widened(frame: FrameType, node: ast.expr) -> Verdict | None:
         if getattr(holders.value_of(part, frame), "dtype", None) in (torch.float16, torch.bfloat16)
     ]
     if not parts and isinstance(node, ast.Call):
-        parts = [a for a in node.args[:1] if isinstance(a, ast.Call | ast.BinOp | ast.Subscript)]
+        parts = [
+            _given_to_transforms(a)
+            for a in node.args[:1]
+            if isinstance(a, ast.Call | ast.BinOp | ast.Subscript)
+        ]
     if not parts:
         return None
     file, wide = frame.f_code.co_filename, [f"{rewrite.operand(part)}.float()" for part in parts]
@@ -315,6 +319,14 @@ def widened(frame: FrameType, node: ast.expr) -> Verdict | None:
         fix += f", and cast the result back: {back}"
     why = "this has no kernel for 16 bits on CUDA"
     return Verdict(source.cause(file, node.lineno, why), f"{fix}.", edits=edits)
+
+
+def _given_to_transforms(node: ast.expr) -> ast.expr:
+    """What a chain of Fourier transforms begins with: between them numbers are complex, and float() takes their real
+    part alone."""
+    while isinstance(node, ast.Call) and "fft" in ast.unparse(node.func).lower() and node.args:
+        node = node.args[0]
+    return node
 
 
 def _gives_such_a_tensor(file: str, node: ast.expr) -> bool:

@@ -1,9 +1,10 @@
-"""What fills a GPU, where the stack or the line tells it: predictions that a Trainer gathers, passes that wait for one
-backward, the scores of all pairs of an attention."""
+"""What fills a GPU, where the stack or the line tells it: predictions that a Trainer gathers, outputs that DataParallel
+does, layers that PEFT copies, passes that wait for one backward, the scores of all pairs of an attention."""
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from types import FrameType
 from typing import Any
@@ -48,6 +49,63 @@ def gathered_by_trainer(scene: Scene, full: str, used: int) -> Verdict | None:
         "as many."
     )
     return Verdict(source.cause(here.file, here.line, why), fix)
+
+
+def saved_whole(scene: Scene, full: str, used: int) -> Verdict | None:
+    """Whole layers that PEFT trains as copies, modules_to_save: each with gradients and an optimizer's state."""
+    machine, here = state.machine(), scene.fault.frame
+    copies: dict[str, int] = {}
+    made: list[Any] = list(machine.modules) if machine is not None else []
+    for module in made:
+        if type(module).__name__ != "ModulesToSaveWrapper":
+            continue
+        name = type(module.original_module).__name__
+        trained = [
+            p for p in module.modules_to_save.parameters() if p.requires_grad and str(p.device) == full
+        ]
+        held = sum(p.numel() * p.element_size() for p in trained)
+        copies[name] = copies.get(name, 0) + held
+    held = sum(copies.values())
+    if here is None or 4 * held < _SHARE * used:
+        return None
+    why = (
+        f"PEFT trains whole copies of layers here ({', '.join(sorted(copies))}): {held / 2**30:.1f} GiB of weights "
+        "beside the frozen ones, as much for gradients, and what the optimizer keeps of them"
+    )
+    fix = "Leave modules_to_save out of the LoraConfig, or name smaller layers in it."
+    if "Embedding" in copies:
+        fix = (
+            "Train only the rows of the new tokens: LoraConfig(trainable_token_indices={name_of_the_embedding: [ids]}) "
+            "in the place of modules_to_save."
+        )
+    files = dict.fromkeys(at.file for at in scene.fault.stack)
+    lines = [(file, call.lineno) for file in files for call in source.calls(file, "get_peft_model")]
+    file, line = lines[0] if lines else (here.file, here.line)
+    return Verdict(source.cause(file, line, why), fix)
+
+
+def gathered_by_data_parallel(scene: Scene, full: str, used: int) -> Verdict | None:
+    """What nn.DataParallel brings from all its GPUs to one, and what is computed of it there."""
+    kept: dict[int, tuple[int, Origin]] = {}
+    for tensor in (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)):
+        if type(tensor.grad_fn).__name__ == "GatherBackward" and str(tensor.device) == full:
+            born = origin.born_of(tensor)
+            if born is not None:
+                count = tensor.numel() * tensor.element_size()
+                kept[holders.storage_of(tensor)] = (count, born)
+    held = sum(count for count, _ in kept.values())
+    if held < _SHARE * used:
+        return None
+    _, line = max(kept.values(), key=lambda pair: pair[0])
+    why = (
+        f"nn.DataParallel brings what each GPU gives to {full} ({held / 2**30:.1f} GiB), and all that is computed of "
+        "it, the loss too, is there alone"
+    )
+    fix = (
+        "Compute the loss inside the module that DataParallel wraps, so that one number comes back of each GPU; or "
+        "take DistributedDataParallel, a process for each GPU, which gathers nothing."
+    )
+    return Verdict(source.cause(line.file, line.line, why), fix)
 
 
 def waiting_for_backward(scene: Scene) -> Verdict | None:

@@ -15,6 +15,7 @@ from trimtab.diagnose import full_of, holders, mends_graph, rewrite, scope, sour
 from trimtab.diagnose.finding import Edit, Place, device_of
 from trimtab.diagnose.rules_common import Verdict
 from trimtab.diagnose.rules_host import read_by_host
+from trimtab.diagnose.rules_launch import without_host_backend
 from trimtab.diagnose.rules_likely import assignment, birth
 from trimtab.diagnose.scene import Scene
 from trimtab.virtual import origin, state
@@ -30,7 +31,7 @@ def host_only(scene: Scene) -> Verdict | None:
     if here is None:
         return None
     if scene.fault.op.startswith("c10d."):
-        return assignment(scene, suspect) or birth(scene, suspect)
+        return without_host_backend(scene) or assignment(scene, suspect) or birth(scene, suspect)
     if scene.fault.kind != "pin-of-gpu-tensor":
         plain = Verdict(source.cause(here.file, here.line, f"the tensor is on {suspect.device}"))
         return read_by_host(scene) or plain
@@ -171,6 +172,9 @@ def no_room(scene: Scene) -> Verdict | None:
     full, machine = device_of(scene.fault.message), state.machine()
     used = machine.devices[int(full.removeprefix("cuda:"))].allocated if machine is not None else 0
     told = full_of.gathered_by_trainer(scene, full, used) or full_of.waiting_for_backward(scene)
+    told = (
+        told or full_of.gathered_by_data_parallel(scene, full, used) or full_of.saved_whole(scene, full, used)
+    )
     if told is not None:
         return told
     held: dict[Origin, int] = defaultdict(int)

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.diagnose.finding import Finding, Place
-from trimtab.rehearse import between_two, disagreements, places, sharded_weights, shield, skipped_modules
+from trimtab.rehearse import (
+    between_two,
+    disagreements,
+    parted_groups,
+    places,
+    sharded_weights,
+    shared_buffers,
+    shield,
+    skipped_modules,
+)
 from trimtab.rehearse.session import read_lines
 from trimtab.rehearse.skipped_modules import Ran
 
@@ -57,6 +66,8 @@ class _World:
     """The ranks of groups of some."""
     messages: dict[_Pair, int] = field(default_factory=lambda: defaultdict(int))
     """How many were sent, or awaited, between two ranks of a group."""
+    groups: int = 0
+    """How many groups were made with all ranks."""
     file: int = -1
     """What this rank writes to; open, for a sharded step enters thousands of collectives."""
 
@@ -71,6 +82,7 @@ class _Peer:
     last: dict[str, Any] | None = None
     ran: dict[int, Ran] = field(default_factory=dict)
     messages: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def read(self) -> None:
         if not self.path.exists():
@@ -88,6 +100,8 @@ class _Peer:
                     self.ran.setdefault(record["step"], {}).update(record["modules"])
                 elif "message" in record:
                     self.messages[*record["key"], record["n"], record["message"]] = record
+                elif "makes" in record:
+                    self.groups[record["n"]] = record
 
 
 _DEEPEST = 24
@@ -169,6 +183,7 @@ def enter(process: Process, record: dict[str, Any], place: Place | None) -> None
         "way": [] if alone else _way(),
         "quiet": ran_modules.quiet(),
         "weights": [] if alone else sharded_weights.named(),
+        "buffers": shared_buffers.named() if record["op"] == "broadcast" and not alone else {},
         "values": [] if alone else rank_values.now(),
         "step": step,
         "modules": ran,
@@ -242,13 +257,27 @@ def message(process: Process, record: dict[str, Any], place: Place | None) -> No
         _stop_if(process, between_two.unlike_message(*((mine, theirs) if sends else (theirs, mine))), other)
 
 
+def group_made(process: Process, members: list[int], place: Place | None) -> None:
+    """Write down a group that is about to be made, and compare it with the one that other ranks make."""
+    world = _world
+    if world is None or not world.peers:
+        return
+    world.groups += 1
+    mine = {"makes": members, "n": world.groups, "place": asdict(place) if place else None}
+    _write(mine)
+    for rank, peer in world.peers.items():
+        peer.read()
+        if world.groups in peer.groups:
+            _stop_if(process, parted_groups.unlike(world.rank, mine, rank, peer.groups[world.groups]), rank)
+
+
 def _stop_if(process: Process, found: Finding | None, other: int) -> None:
     """Tell what parts two ranks, and stop this one."""
     if found is None or _world is None:
         return
     process.recorder.write(t="failed")
     process.report(found)
-    raise RanksDisagree(f"ranks {_world.rank} and {other} disagree on what they hand each other")
+    raise RanksDisagree(f"ranks {_world.rank} and {other} disagree on what they make or hand each other")
 
 
 def _sizes_known() -> bool:

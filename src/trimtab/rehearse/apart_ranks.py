@@ -14,7 +14,18 @@ from typing import Any
 from trimtab.diagnose import mends_drift, mends_ranks
 from trimtab.diagnose.finding import Finding, place_from
 from trimtab.rehearse import agreement, diverged
-from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_that_ran, near, vetoed
+from trimtab.rehearse.rank_records import (
+    Records,
+    averages_elsewhere,
+    lines_that_ran,
+    near,
+    only_tensor_parallel,
+    other_rows,
+    vetoed,
+)
+
+_ENOUGH = 3
+"""Steps in which ranks have to be given other rows."""
 
 
 def found(folder: Path) -> list[Finding]:
@@ -29,7 +40,8 @@ def found(folder: Path) -> list[Finding]:
 def _never_shared(ranks: Records) -> Finding | None:
     """Plain parameters that all ranks train and nothing ever brings together."""
     begun = {rank: [r for r in records if "optimizer" in r] for rank, records in ranks.items()}
-    if vetoed(ranks) or not all(begun.values()):
+    split = only_tensor_parallel(ranks)
+    if (vetoed(ranks) and not split) or not all(begun.values()):
         return None
     for number in sorted({record["optimizer"] for record in next(iter(begun.values()))}):
         heads = [next((r for r in records if r["optimizer"] == number), None) for records in begun.values()]
@@ -40,12 +52,16 @@ def _never_shared(ranks: Records) -> Finding | None:
         # Other sizes or settings on each rank: several models are meant.
         if any(h["shapes"] != head["shapes"] or h["figures"] != head["figures"] for h in heads if h):
             continue
-        if begun_apart := _begun_apart(ranks, number, len(head["shapes"])):
+        begun_apart = [] if split else _begun_apart(ranks, number, len(head["shapes"]))
+        if begun_apart:
             return _begun(ranks, head, begun_apart)
         apart = _apart(ranks, number, len(head["shapes"]))
         files = {place["file"] for place in (head["made"], head["where"]) if place}
         if apart and not any(averages_elsewhere(file, lines_that_ran(ranks)) for file in files):
-            return _finding(ranks, head, apart)
+            if not split:
+                return _finding(ranks, head, apart)
+            loader = other_rows(ranks, _ENOUGH)
+            return _rows_of_one_model(ranks, head, apart, loader) if loader is not None else None
     return None
 
 
@@ -117,9 +133,33 @@ def _stays_apart(steps: list[list[dict[str, Any]]], n: int) -> bool:
     return met > 1 and apart
 
 
-def _finding(ranks: Records, head: dict[str, Any], apart: list[int]) -> Finding:
+def _rows_of_one_model(
+    ranks: Records, head: dict[str, Any], apart: list[int], loader: dict[str, Any]
+) -> Finding:
+    """Ranks that hold parts of the same layers, and are given other rows each."""
+    message = (
+        f"{len(ranks)} ranks hold parts of the same layers (tensor parallel), and each is given other rows: what they "
+        f"add up in such a layer is made of different inputs, and parameters that are not split ({_shown(head, apart)})"
+        " differ between the ranks from the first step on."
+    )
+    sampler = place_from(loader["sampler"]["place"]) if loader["sampler"] else None
+    fix = mends_ranks.Fix(
+        "Give all ranks of a tensor-parallel group the same rows in the same order: no DistributedSampler within it, "
+        "one seed for the shuffle. Between several such groups share the rows out by num_replicas and rank of the "
+        "mesh's data-parallel dimension.",
+        sampler or place_from(loader["place"]),
+    )
+    why = "this gives each rank rows of its own"
+    return fix.finding("ranks-apart", message, place_from(head["where"]), why, "optimizer.step")
+
+
+def _shown(head: dict[str, Any], apart: list[int]) -> str:
     names = [head["names"][n] for n in apart]
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _finding(ranks: Records, head: dict[str, Any], apart: list[int]) -> Finding:
+    shown = _shown(head, apart)
     whole = len(apart) == len(head["shapes"])
     partly = next((r["shares"] for records in ranks.values() for r in records if "shares" in r), None)
     made, moved = place_from(head["made"]), place_from(head["moved"][apart[0]])

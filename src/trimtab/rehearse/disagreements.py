@@ -14,7 +14,7 @@ from trimtab.diagnose import answers, branches, flow, loops_left, mends_collecti
 from trimtab.diagnose.answers import Sides
 from trimtab.diagnose.branches import Said
 from trimtab.diagnose.finding import Finding, Place, cause_at, place_from
-from trimtab.rehearse import sharded_weights
+from trimtab.rehearse import sharded_weights, shared_buffers
 from trimtab.rehearse.skipped_modules import Skipped
 
 Record = dict[str, Any]
@@ -128,7 +128,8 @@ def disagreement(
     where, stands = place_from(first["place"]), place_from(second["place"])
     same = where == stands and first["op"] == second["op"]
     asked = same and _asked(first)
-    told = skipped.said if skipped is not None and (skipped.may_be or same) else None
+    told = shared_buffers.parted(low, first, high, second) if same else None
+    told = told or (skipped.said if skipped is not None and (skipped.may_be or same) else None)
     told = told or (parted.at_one_line(_way(first), _sides(low, first, high, second)) if asked else None)
     if told is None and same and first["root"] != second["root"]:
         told = mends_collectives.one_root(where)

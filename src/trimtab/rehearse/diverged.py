@@ -21,6 +21,7 @@ from trimtab.rehearse.rank_records import Records, averages_elsewhere, lines_tha
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn.parallel import DistributedDataParallel
 
     from trimtab.rehearse.process import Process
 
@@ -29,10 +30,16 @@ _Sides = dict[int, dict[str, Any]]
 
 
 def note(
-    process: Process, model: str, step: int, parameters: list[torch.Tensor], known: dict[str, Any]
+    process: Process,
+    ddp: DistributedDataParallel,
+    model: str,
+    step: int,
+    parameters: list[torch.Tensor],
+    known: dict[str, Any],
 ) -> None:
     """Write down checksums of those parameters of a wrapped model that a step is for, with what may part them."""
     import torch
+    import torch.distributed as dist
 
     total, size = 0.0, 0.0
     with torch.no_grad():
@@ -41,11 +48,26 @@ def note(
                 values = parameter.detach().double()
                 total += float(values.sum())
                 size += float(values.abs().sum())
-    agreement.note(process, {"model": model, "step": step, "sum": total, "size": size, **known})
+    group = dist.get_process_group_ranks(ddp.process_group)
+    record = {"model": model, "group": group, "step": step, "sum": total, "size": size}
+    agreement.note(process, {**record, **known})
 
 
 def found(ranks: Records) -> Finding | None:
-    """The first model whose weights differ between the ranks for good."""
+    """The first model whose weights differ for good between the ranks of the group that DDP was given for it."""
+    groups = {tuple(r["group"]) for records in ranks.values() for r in records if "sum" in r}
+    for group in sorted(groups):
+        inside = {
+            rank: [r for r in records if "sum" not in r or tuple(r["group"]) == group]
+            for rank, records in ranks.items()
+            if rank in group
+        }
+        if (one := _in_one_group(inside)) is not None:
+            return one
+    return None
+
+
+def _in_one_group(ranks: Records) -> Finding | None:
     own_way = {r["own_way"]: r["why"] for records in ranks.values() for r in records if "own_way" in r}
     sums: dict[str, dict[int, _Sides]] = defaultdict(lambda: defaultdict(dict))
     for rank, records in ranks.items():

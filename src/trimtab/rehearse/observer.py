@@ -161,6 +161,12 @@ class RehearsalObserver(Observer):
 
         shield.call("agreement of the ranks", agreement.message, self._process, record, places.here())
 
+    def group_made(self, members: list[int]) -> None:
+        """Compare with the group that the other ranks make."""
+        from trimtab.rehearse import agreement
+
+        shield.call("agreement of the ranks", agreement.group_made, self._process, members, places.here())
+
     def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
         """Remember who exchanges what: the checks that compare ranks ask."""
         from trimtab.rehearse import exchanges

@@ -12,6 +12,8 @@ from typing import Any
 from trimtab.diagnose import source
 
 Records = dict[int, list[dict[str, Any]]]
+TENSOR_PARALLEL = "tensor parallel"
+"""The reason by which ranks may differ, or read alike, where they share the layers of one model."""
 _NEAR = 1e-6
 _AVERAGERS = {"LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager", "PostLocalSGDOptimizer"}
 _AVERAGERS |= {"DiLoCo"}
@@ -24,6 +26,33 @@ _WEIGHTS = ("parameters(", ".grad", "state_dict(", ".data")
 def vetoed(ranks: Records) -> bool:
     """Whether ranks may differ on purpose."""
     return any("veto" in record for records in ranks.values() for record in records)
+
+
+def only_tensor_parallel(ranks: Records) -> bool:
+    """Whether all ranks are one tensor-parallel group, and nothing else sets them apart on purpose."""
+    reasons = {record["veto"] for records in ranks.values() for record in records if "veto" in record}
+    heads = [record for records in ranks.values() for record in records if "optimizer" in record]
+    return reasons == {TENSOR_PARALLEL} and all(head["tensor"] for head in heads)
+
+
+def other_rows(ranks: Records, enough: int) -> dict[str, Any] | None:
+    """The loader that gave every rank other rows in each of so many steps, where the model was fed with them."""
+    steps: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for rank, records in ranks.items():
+        for record in records:
+            if "rows" in record:
+                steps.setdefault((record["rows"], record["n"]), {})[rank] = record
+    common = [list(sides.values()) for sides in steps.values() if len(sides) == len(ranks)]
+    if len(common) < enough:
+        return None
+    apart = all(
+        other[name] and other[name] != sides[0][name]
+        for sides in common
+        for other in sides[1:]
+        for name in ("seen", "fed")
+    )
+    loader: dict[str, Any] = common[0][0]["loader"]
+    return loader if apart else None
 
 
 def shared(ranks: Records) -> bool:

@@ -18,6 +18,7 @@ BATCH = "batch/"
 """With the divisor behind it."""
 LOADED_ON_HOST = "loaded-on-host"
 GATHERED_ON_HOST = "gathered-on-host"
+_MARK = "_trimtab_computed_again"
 
 
 def put_in(changes: list[str]) -> None:
@@ -117,16 +118,33 @@ def _checkpointed(model: nn.Module) -> None:
         key=len,
         default=None,
     )
+    kinds = set()
     for layer in layers if layers is not None else ():
-        if any(True for _ in layer.parameters()):
+        if not any(True for _ in layer.parameters()):
+            continue
+        if "forward" in vars(layer):
             layer.forward = _computed_again(layer.forward)
+        else:
+            # A replica of DataParallel takes over what the layer holds: a bound method would run the layer itself.
+            vars(layer)[_MARK] = True
+            kinds.add(type(layer))
+    for kind in kinds:
+        kind.forward = _where_marked(kind.forward)
+
+
+def _where_marked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(forward, layer)
+        return (_computed_again(bound) if _MARK in vars(layer) else bound)(*args, **kwargs)
+
+    return call
 
 
 def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -29,8 +29,10 @@ def exchange(plan: Plan, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return ranks.collective(func, args, kwargs)
     named = dict(zip(plan.names, args, strict=False)) | kwargs
     machine = state.machine()
-    if machine is not None and machine.observer is not None and "group_name" in named:
-        machine.observer.collective(_record(plan, named))
+    if machine is not None and "group_name" in named:
+        ranks.on_gpus(_name(plan), _group(named), named)
+        if machine.observer is not None:
+            machine.observer.collective(_record(plan, named))
     payloads, slot, _ = walked((*args, *kwargs.values()))
     if slot is None:
         return func(*args, **kwargs)

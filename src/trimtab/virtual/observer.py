@@ -93,5 +93,8 @@ class Observer:
     def message(self, record: dict[str, Any]) -> None:
         """Told of each send, and of each receive from a rank by its number."""
 
+    def group_made(self, members: list[int]) -> None:
+        """Told of each group that `new_group` is about to make, a matter of all ranks."""
+
     def exchange(self, op: str, tensors: list[torch.Tensor], whole: bool) -> None:
         """Told of every exchange between ranks, sends and receives too; `whole` when all ranks take part."""

@@ -57,7 +57,8 @@ def collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     machine = state.machine()
     if machine is not None:
-        _check(name, named)
+        if "barrier" not in name:
+            on_gpus(_NAMES.get(name, name), _group(named), named)
         if machine.observer is not None:
             group = _group(named)
             whole = group.size() == dist.get_world_size() if dist.is_initialized() else True
@@ -226,15 +227,15 @@ def _gpu_only(group: Any) -> bool:
     return ":" not in _asked.get(getattr(group, "group_name", ""), ":")
 
 
-def _check(name: str, named: dict[str, Any]) -> None:
+def on_gpus(name: str, group: Any, named: dict[str, Any]) -> None:
     """NCCL has no kernels for tensors in host memory."""
-    if "barrier" in name or not _gpu_only(_group(named)):
+    if not _gpu_only(group):
         return
     operands = [(key, tensor) for key, value in named.items() for tensor in tensors(value)]
     plain = [(key, tensor) for key, tensor in operands if tensor.__class__ not in VIRTUAL]
     if plain:
         message = "No backend type associated with device type cpu"
-        faults.report("device-mismatch", message, f"c10d.{_NAMES.get(name, name)}", plain, RuntimeError)
+        faults.report("device-mismatch", message, f"c10d.{name}", plain, RuntimeError)
 
 
 def _mapped(backend: Any) -> tuple[Any, str | None]:
@@ -278,6 +279,11 @@ def patches(in_force: Machine) -> list[Patch]:
         kwargs.pop("device_id", None)
         if in_force.stands_for_all:
             real_backend = None  # that of the whole group, which connects to nobody
+        elif in_force.observer is not None and not kwargs.get(
+            "use_local_synchronization", bool(args[:1] and args[0])
+        ):
+            everybody = range(dist.get_world_size())
+            in_force.observer.group_made(sorted(everybody if ranks is None else ranks))
         group = native_new(ranks, timeout, real_backend, None if asked else pg_options, *args, **kwargs)
         if backend is None:
             asked = _asked.get(c10d._get_default_group().group_name)

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 on_cpu = sys.argv[1:] == ["cpu"]
 device = "cpu" if on_cpu else "cuda"
-dist.init_process_group("gloo" if on_cpu else "nccl")
+dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl")  # gradients on the host have a norm too
 rank = dist.get_rank()
 if not on_cpu:
     torch.cuda.set_device(rank)

@@ -26,6 +26,7 @@ from trimtab.rehearse.checks.base import (
     trained_by,
     world_size,
 )
+from trimtab.rehearse.rank_records import TENSOR_PARALLEL
 from trimtab.virtual import origin, state
 from trimtab.virtual.tensor import VIRTUAL, payload_of
 
@@ -70,8 +71,11 @@ class Apart(BaseCheck):
     def _begin(
         self, optimizer: torch.optim.Optimizer, number: int, mine: list[torch.Tensor], sharded: bool
     ) -> None:
-        if any(_is_dtensor(p) and not _is_fsdp(p) for p in trained_by(optimizer)):
-            exchanges.veto(self.process, "tensor parallel")
+        managed = _of_fully_shard()
+        split = [p for p in trained_by(optimizer) if _is_dtensor(p)]
+        split = [p for p in split if id(p) not in managed or not _over_all(p)]
+        if split:
+            exchanges.veto(self.process, TENSOR_PARALLEL)
         group = optimizer.param_groups[0]
         made, where = self._made.get(optimizer), places.here()
         agreement.note(
@@ -87,6 +91,7 @@ class Apart(BaseCheck):
                 "gpu": [p.device.type == "cuda" for p in mine],
                 "wrapped": bool(self._wrapped),
                 "sharded": sharded,
+                "tensor": bool(split) and all(_over_all(p) for p in split),
             },
         )
 
@@ -131,11 +136,18 @@ def _is_dtensor(parameter: torch.Tensor) -> bool:
     return hasattr(parameter, "placements")
 
 
-def _is_fsdp(parameter: Any) -> bool:
-    """Sharded over every rank along its first dimension, as FSDP2 does over a plain mesh."""
+def _over_all(parameter: Any) -> bool:
+    """Split, or held in copies, over every rank, in one dimension."""
     mesh = parameter.device_mesh
-    names = mesh.mesh_dim_names or ()
-    return mesh.ndim == 1 and mesh.size() == world_size() and not {"tp", "cp", "sp", "pp", "ep"} & set(names)
+    return bool(mesh.ndim == 1 and mesh.size() == world_size())
+
+
+def _of_fully_shard() -> set[int]:
+    """The parameters that `fully_shard` manages, by id: only it knows, as those of tensor parallelism look alike."""
+    here = state.machine()
+    made = list(here.modules) if here is not None else []
+    wrapped = [one for one in made if any(kind.__name__ == "FSDPModule" for kind in type(one).__mro__)]
+    return {id(parameter) for module in wrapped for parameter in module.parameters()}
 
 
 def _moved(parameter: torch.Tensor) -> Place | None:

@@ -188,7 +188,7 @@ class Ddp(BaseCheck):
             # A worker that was forked from this rank ends too, and may not touch the GPU.
             if entry.steps and os.getpid() == self._pid and world_size() > 1:
                 everything = list(ddp.module.parameters())
-                diverged.note(self.process, f"{entry.number}:end", entry.steps + 1, everything, {})
+                diverged.note(self.process, ddp, f"{entry.number}:end", entry.steps + 1, everything, {})
         for entry in self._wrapped if os.getpid() == self._pid else ():
             self._alone(entry)
 

@@ -80,7 +80,7 @@ class Drift:
             if (at := origin.resolve(deeds.loaded(optimizer))) is not None
             else None,
         }
-        diverged.note(self._process, which, step, mine, known)
+        diverged.note(self._process, ddp, which, step, mine, known)
 
     def _outside(self, entry: Wrapped, mine: list[torch.Tensor]) -> dict[str, Any] | None:
         """A trained parameter of which DDP averages nothing: it came, or was unfrozen, after the wrap, or no
