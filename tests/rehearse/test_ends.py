@@ -53,7 +53,12 @@ def test_ctrl_c_tells_what_was_seen_and_where_it_stood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import time\nopen('begun', 'w').close()\nwhile True:\n    time.sleep(0.05)\n")
+    script.write_text(
+        "import time, torch\n"
+        "model = torch.nn.Linear(64, 64).cuda()\n"
+        "with torch.no_grad(): model(torch.ones(4, 64, device='cuda'))\n"
+        "open('begun', 'w').close()\nwhile True:\n    time.sleep(0.05)\n"
+    )
     monkeypatch.chdir(tmp_path)
 
     def interrupted(children: list[waiting.Child], deadline: float, folder: Path, room: object) -> None:
@@ -64,7 +69,8 @@ def test_ctrl_c_tells_what_was_seen_and_where_it_stood(
     monkeypatch.setattr(run, "wait", interrupted)
     result = run.rehearse([str(script)], Settings(), in_place=True, tells_stopped=True)
     assert (result.verdict, result.exit_code, result.stopped) == ("unproven", 3, True)
-    assert any(note.startswith("you stopped it after") and "script.py:4" in note for note in result.notes)
+    assert any(note.startswith("you stopped it after") and "script.py:6" in note for note in result.notes)
+    assert [phase["name"] for phase in result.memory["cuda:0"]["phases"]] == ["load", "evaluate"]
     with pytest.raises(KeyboardInterrupt):
         run.rehearse([str(script)], Settings(), in_place=True)
 

@@ -169,6 +169,8 @@ class Phases(BaseCheck):
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         self._local.depth = max(0, getattr(self._local, "depth", 1) - 1)
+        if not self._local.depth:
+            self.process.memory()  # a run that only generates may be ended without a word
 
     def _of_pass(self, module: nn.Module) -> str:
         """The phase that the pass of an outermost module belongs to."""
