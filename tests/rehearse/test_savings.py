@@ -69,6 +69,35 @@ def tried(ask: Rehearse, tmp_path: Path) -> Rehearse:
     return run
 
 
+@pytest.mark.parametrize(("kind", "setting"), [("AdamW", "fused=True"), ("RMSprop", "foreach=False")])
+def test_lists_of_all_tensors_that_are_too_much_are_gone_through_one_by_one(
+    ask: Rehearse, tmp_path: Path, kind: str, setting: str
+) -> None:
+    path = tmp_path / "program.py"
+    program = f"""
+        import sys
+        import torch
+
+        model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(40)]).cuda()
+        more = {{"{setting.split("=")[0]}": {setting.split("=")[1]}}} if "changed" in sys.argv else {{}}
+        optimizer = torch.optim.{kind}(model.parameters(), **more)
+        for _ in range(2):
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    path.write_text(textwrap.dedent(program))
+    settings = {"gpus": 1, "shapes_only": True}
+    changed = ask(str(path), "changed", ranks=None, timeout=120, settings=settings)["memory"]["cuda:0"]
+    # CUDA's own is a part of so small a GPU.
+    settings["memory_bytes"] = (changed["reserved_bytes"] + (60 << 20)) * 8 // 7
+    report = ask(str(path), ranks=None, timeout=120, settings=settings, savings=True)
+    (finding,) = report["findings"]
+    first, context = finding["savings"][0], report["memory"]["cuda:0"]["context_bytes"]
+    assert (first["fits"], first["need_bytes"]) == (True, changed["peak_bytes"] + context)
+    assert setting in finding["fix"]
+
+
 @pytest.mark.slow
 def test_each_saving_is_what_the_changed_program_takes(tried: Rehearse, tmp_path: Path) -> None:
     report = tried("8192")

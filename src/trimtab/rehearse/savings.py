@@ -102,9 +102,22 @@ def changes_for(words: list[str], gpus: int, result: Result) -> list[Change]:
             )
         ]
     return [
+        *_of_optimizer(result),
         Change("gradient checkpointing", what_if=(what_if.CHECKPOINTING,), how=checkpoint),
         *_fewer_rows(words, result),
     ]
+
+
+def _of_optimizer(result: Result) -> Iterable[Change]:
+    """Where a step on lists of all tensors (`foreach`) takes the most, one that goes through them one by one."""
+    finding = _short_of_memory(result)
+    lack = finding.lack if finding is not None else None
+    peak = result.memory.get(lack.device, {}).get("at_peak", {}) if lack is not None else {}
+    if "_foreach_" in str(peak.get("op", "")):
+        how = "fused=True where the optimizer is made, or foreach=False for one that has no such kernel"
+        yield Change(
+            "an optimizer that goes through its tensors one by one", what_if=(what_if.ONE_BY_ONE,), how=how
+        )
 
 
 def search_for(words: list[str], settings: Settings) -> str:

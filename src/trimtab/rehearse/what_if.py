@@ -1,12 +1,13 @@
 """Changes that a rehearsal makes to a program to see what memory they save. Only where the parent asks for them.
 
-General ones, for any script: layers that are checkpointed, batches of fewer rows. A Trimtab config has settings for
-them, and is never changed here.
+General ones, for any script: layers that are checkpointed, batches of fewer rows, optimizers that go through their
+tensors one by one. A Trimtab config has settings for them, and is never changed here.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ BATCH = "batch/"
 """With the divisor behind it."""
 LOADED_ON_HOST = "loaded-on-host"
 GATHERED_ON_HOST = "gathered-on-host"
+ONE_BY_ONE = "one-by-one"
 _MARK = "_trimtab_computed_again"
 
 
@@ -32,6 +34,8 @@ def put_in(changes: list[str]) -> None:
             _load_on_host()
         elif change == GATHERED_ON_HOST:
             _gather_on_host()
+        elif change == ONE_BY_ONE:
+            _step_one_by_one()
         else:
             raise ValueError(f"no such change to a program: {change!r}")
 
@@ -89,6 +93,29 @@ def _gather_on_host() -> None:
         self.cpu_offload = True
 
     StateDictOptions.__init__ = init  # type: ignore[method-assign]
+
+
+def _step_one_by_one() -> None:
+    """torch's optimizers hold what they compute of one tensor at a time, not of all of them."""
+    import torch
+
+    def put(kind: type[Any], settings: dict[str, Any]) -> None:
+        real = kind.__init__
+
+        @functools.wraps(real)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            plain = kwargs.get("differentiable") or kwargs.get("fused")
+            real(self, *args, **(kwargs if plain else kwargs | settings))
+
+        kind.__init__ = init
+
+    for kind in {kind for kind in vars(torch.optim).values() if isinstance(kind, type)}:
+        if issubclass(kind, torch.optim.Optimizer):
+            taken = inspect.signature(kind.__init__).parameters
+            if "fused" in taken:
+                put(kind, {"fused": True, "foreach": None})
+            elif "foreach" in taken:
+                put(kind, {"foreach": False})
 
 
 def _checkpoint() -> None:
