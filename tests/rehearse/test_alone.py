@@ -96,14 +96,21 @@ def test_a_branch_on_a_figure_that_it_sets_anew(tmp_path: Path) -> None:
 def test_ranks_that_differ_by_right(tmp_path: Path) -> None:
     """Unequal numbers of steps inside join(), and buffers that the program brings together itself, are no drift."""
     file = _file(tmp_path)
-    known = {"place": None, "averaged": False, "kept": {"mean": [[file, 4]]}, "began": {"mean": [0.0, 0.0]}}
+    pair: dict[str, Any] = {"group": [0, 1], "size": 9.0}
+    known = {
+        **pair,
+        "place": None,
+        "averaged": False,
+        "kept": {"mean": [[file, 4]]},
+        "began": {"mean": [0.0, 0.0]},
+    }
 
     def steps(weight: float, mean: float) -> list[dict[str, Any]]:
-        step = {**known, "model": "0:[0]", "sum": weight, "size": 9.0, "buffers": {"mean": [mean, mean]}}
+        step = {**known, "model": "0:[0]", "sum": weight, "buffers": {"mean": [mean, mean]}}
         return [{**step, "step": n} for n in range(1, 7)]
 
     joins, brought = {"own_way": "0", "why": "joins"}, {"brought": ["mean"]}
-    ends = [{"model": "0:end", "step": 9, "sum": n, "size": 9.0} for n in (1.0, 2.0)]
+    ends = [{**pair, "model": "0:end", "step": 9, "sum": n} for n in (1.0, 2.0)]
     assert (
         diverged.found({0: [*steps(1.0, 0.0), joins, ends[0]], 1: [*steps(2.0, 0.0), joins, ends[1]]}) is None
     )
