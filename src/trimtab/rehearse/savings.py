@@ -192,6 +192,8 @@ def try_savings(
     finding = _short_of_memory(result)
     if finding is None or not result.ended:
         return
+    # What is looked for takes several times as long as what was found.
+    tell("out of memory: " + finding.message.partition("\n")[0])
     trials = _Trials(result, finding, again, time.monotonic() + seconds, tell)
     helpful: list[Change] = []
     for change in changes:
