@@ -51,9 +51,9 @@ def test_what_fits_is_rehearsed_clean_and_the_next_larger_is_not(rehearse: Rehea
         # A GPU on which all rows at once do not fit, prompts trained on or not.
         size = int(need[8] * 0.8)
         small = replace(card.accelerator, total_bytes=size, free_bytes=size)
-        best = searched(config, Card(card.key, small, card.model), trials).found.best
-    assert best is not None
-    assert best.way.kept == "all"
+        found = searched(config, Card(card.key, small, card.model), trials).found
+    # So small a model is bound by launches: eight rows at once that are computed again may be the quicker ones.
+    best = next(option for option in found.options if option.way.kept == "all" and option.fits)
     assert (best.micro_batch, best.accumulation) == (4, 2)
 
     def rehearsed(settings: Config, name: str) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def test_what_fits_is_rehearsed_clean_and_the_next_larger_is_not(rehearse: Rehea
             "gpus": 1,
             "memory_bytes": size,
             "gpu_name": card.accelerator.model,
+            "capability": tuple(map(int, str(card.accelerator.capability).split("."))),
             "shapes_only": True,
             "max_steps": 2,
         }
