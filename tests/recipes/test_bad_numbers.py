@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -212,7 +213,8 @@ def test_all_ranks_stop_with_the_message_of_the_one_that_had_it(
     )
     assert done.returncode == 1, done.stderr
     message = json.loads((tmp_path / "run" / "summary.json").read_text())["error"]["message"]
-    assert "going back, model.norm gave the first gradient" in message
+    # Which of the norms is the first to overflow is the processor's rounding.
+    assert re.search(r"going back, model\.\S*norm gave the first gradient", message)
     about, _ = kept(tmp_path / "run")
     assert f"(rank {about['rank']} of 2)" in message, "the rank that had it is the one whose batch is kept"
     assert any("~" in row["input"] for row in about["rows"])
