@@ -19,8 +19,11 @@ import pytest
 import torch
 
 from trimtab.cli.train import _leave_room_here
+from trimtab.diagnose.finding import Finding
 from trimtab.errors import RequestError
-from trimtab.rehearse import process, room_here
+from trimtab.rehearse import hints, process, room_here
+from trimtab.rehearse.session import Gathered
+from trimtab.rehearse.target import Target
 
 Rehearse = Callable[..., dict[str, Any]]
 CONFIG = {
@@ -100,6 +103,18 @@ def test_a_config_alone_is_told_to_be_enough_for_shapes(rehearse_warmer: Rehears
     assert [finding["kind"] for finding in report["findings"]] == ["other-error"]
     hint = f"{model} holds a model's config and no weights; --shapes-only rehearses it from that alone"
     assert report["notes"] == [hint]
+
+
+def test_folders_are_looked_for_in_any_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path, "none")
+    (tmp_path / "whole").mkdir()
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / "whole" / name).write_text("{")
+    message = f"{'x' * 5000} \0 ./model, '{tmp_path / 'model'}'. whole"
+    findings, target = [Finding("other-error", message=message)], Target(("program.py",), "program.py")
+    found = hints.hints(findings, Gathered(), target, shapes_only=False)
+    assert [note.partition(" holds")[0] for note in found] == ["./model", str(tmp_path / "model")]
 
 
 ORDER = """

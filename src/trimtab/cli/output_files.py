@@ -11,7 +11,7 @@ from trimtab.errors import RequestError
 
 def check_outputs(outputs: Sequence[tuple[str, Path | None]]) -> None:
     """Refuse an option's file whose folder is not there, that may not be written, or that another option names too."""
-    taken: dict[Path, str] = {}
+    taken: dict[str, str] = {}
     for option, file in outputs:
         if file is None:
             continue
@@ -28,7 +28,7 @@ def check_outputs(outputs: Sequence[tuple[str, Path | None]]) -> None:
                 "the file or its folder is read-only for you, or its disk is; it is written when the work is over",
                 "name a file in another folder",
             )
-        if (also := taken.setdefault(file.resolve(), option)) != option:
+        if (also := taken.setdefault(os.path.realpath(file), option)) != option:
             raise RequestError.of(
                 f"{option} {file}: {also} writes the same file",
                 "the one would replace the other",

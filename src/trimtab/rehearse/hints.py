@@ -3,8 +3,8 @@ option of ours that stands after the script, a model whose config alone is here.
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from trimtab.diagnose.finding import Finding
 from trimtab.rehearse import room_here
@@ -35,12 +35,11 @@ def hints(findings: list[Finding], gathered: Gathered, target: Target, *, shapes
 
 def _weightless(findings: list[Finding]) -> list[str]:
     """Models that an error names by their folder, and of which only the config lies there."""
-    words = [word.strip("'\"`(),.;:") for finding in findings for word in finding.message.split()]
-    folders = dict.fromkeys(word for word in words if word and (Path(word) / "config.json").is_file())
+    words = [word.strip("'\"`()").rstrip(".,;:'\"`)") for found in findings for word in found.message.split()]
     return [
         f"{folder} holds a model's config and no weights; --shapes-only rehearses it from that alone"
-        for folder in folders
-        if not room_here.weights_of(folder)
+        for folder in dict.fromkeys(words)
+        if os.path.isfile(os.path.join(folder, "config.json")) and not room_here.holds_weights(folder)
     ]
 
 

@@ -173,6 +173,11 @@ def weights_of(name: str) -> int:
     return sum(file.stat().st_size for file in files if file.name.endswith(_ENDINGS))
 
 
+def holds_weights(folder: str) -> bool:
+    """Whether a folder has a file of weights, or an index of some."""
+    return any(name.endswith((*_ENDINGS, ".index.json")) for name in os.listdir(folder or "."))
+
+
 def weights_at_the_hub(name: str, revision: str) -> int:
     """The bytes of weights that would be fetched; 0 where the hub is not to be asked, or does not know: the program
     asks it next, and is told why."""
