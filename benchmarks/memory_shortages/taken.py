@@ -4,7 +4,8 @@
     python benchmarks/memory_shortages/taken.py run FOLDER --out memory-shortages-measured.json
 
 Each is a process of its own; two share the GPU only where both fit by a wide margin. One that ends by torch's
-OutOfMemoryError is told as that, with the rest of its figures; any other failure with its last lines.
+OutOfMemoryError is told as that, one that `trimtab train` refuses beforehand with its reason; any other failure with
+its last lines. The pictures' last change is nobody's proposal: nearly the largest batch that the plan lets through.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROUNDS: tuple[tuple[tuple[str, Any], ...], ...] = (
     ((TRAINER, ("--checkpointing",)),),
     ((MISTRAL, {"batch_size": 3, "gradient_accumulation_steps": 2}),),
     ((PICTURES, {"batch_size": 48, "gradient_accumulation_steps": 2}),),
+    ((PICTURES, {"batch_size": 59}),),
 )
 """What is run together: a case with its `training` settings, or with its arguments."""
 
@@ -104,6 +106,9 @@ def run_one(case: str, change: Any, options: argparse.Namespace) -> tuple[str, d
         elif "OutOfMemoryError" in done.stdout or "out of memory" in done.stdout:
             said = next((line for line in lines if "CUDA out of memory" in line), "")
             result = {"out_of_memory": True, "exit": done.returncode, "said": said[:300]}
+        elif done.returncode == 2 and "does not fit" in done.stdout:
+            said = next(line for line in lines if line.startswith("why:"))
+            result = {"refused": True, "said": said}
         else:
             result = {"failed": done.stdout[-1500:], "exit": done.returncode}
     result["seconds"] = round(time.monotonic() - started, 1)

@@ -141,6 +141,34 @@ def test_a_refusal_of_the_formula_is_no_last_word(config: Config, known: Known) 
     assert plan.notes[-1].startswith("by the formula it does not fit")
 
 
+@pytest.mark.parametrize(("enough", "strategy"), [(True, "single"), (False, "")])
+def test_what_the_allocator_keeps_in_store_is_given_back_where_it_is_short(
+    config: Config, known: Known, enough: bool, strategy: str
+) -> None:
+    """Allocated 130 GiB of an H200's 140, reserved 150: on a GPU that has no more, torch frees what it keeps."""
+    trials: list[Trial] = []
+
+    class Squeezed(Scripted):
+        def make(self, trial: Trial) -> Answer:
+            trials.append(trial)
+            if trial.snug and not enough:
+                return Answer(None, "CUDA out of memory")
+            reserved = (135 if trial.snug else 150) * GIB
+            held = Held(peak=130 * GIB, reserved=reserved, context=GIB)
+            return Answer(Executed(memory=dict.fromkeys(trial.plan.memory, held), rows="1 row"))
+
+    script: Any = Squeezed(lambda plan: 0.0)
+    settling = Settling(config, machine_with("H200"), known, script)
+    if not enough:
+        with pytest.raises(DoesNotFit, match=r"needs 151\.0 GiB"):
+            settling.plan()
+    else:
+        plan = settling.plan()
+        assert plan.strategy == strategy
+        assert plan.memory["cuda:0"].needed == 136 * GIB
+    assert [trial.snug for trial in trials[:2]] == [False, True]
+
+
 def test_a_demanded_split_that_is_too_large_is_refused(config: Config, known: Known) -> None:
     split = config.model_copy(update={"model_parallel": True})
     with pytest.raises(DoesNotFit, match="the split model does not fit"):

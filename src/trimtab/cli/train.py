@@ -44,8 +44,10 @@ def _train(arguments: list[str]) -> None:
     from trimtab.export import export_as_asked
     from trimtab.hardware import detect_launcher
     from trimtab.monitor.last_words import tell_launcher
+    from trimtab.placement.sizing import DoesNotFit
     from trimtab.recipes.elastic import begun_by_this_launch, keep_the_step
     from trimtab.recipes.launch import become_first, is_first_of_all, launch, quiet_libraries
+    from trimtab.recipes.own_rows import plan_by_own_rows
     from trimtab.recipes.planning import plan_run
     from trimtab.recipes.run_folder import (
         RunFolder,
@@ -69,7 +71,11 @@ def _train(arguments: list[str]) -> None:
     changed = keep_the_step(config, detect_launcher()) if again else None
     others = detect_launcher().rank > 0
     with meanwhile("looking at the model", quiet=others) as tell, Trials(tell=tell) as trials:
-        planned = plan_run(config, trials=trials, near_only=True)
+        try:
+            planned = plan_run(config, trials=trials, near_only=True)
+        except DoesNotFit as worst:
+            tell("reading the data, whose rows may be shorter than data.max_length")
+            planned = plan_by_own_rows(config, trials, worst)
     _leave_room_here(config, planned)
     launcher = planned.hardware.launcher
     main = launcher.rank == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trimtab.config.schema import Config
 from trimtab.hardware import Hardware
@@ -32,6 +33,8 @@ class Settling:
     hardware: Hardware
     known: Known
     trials: Trials
+    rows: tuple[Any, ...] = ()
+    """Of the data, to be executed in place of rows as long as the settings let them be."""
 
     @property
     def request(self) -> PlacementRequest:
@@ -135,10 +138,16 @@ class Settling:
     def _executed(self, plan: PlacementPlan) -> PlacementPlan | str:
         """The plan with what its steps took, or why they could not be made."""
         tried = replace(plan, device="cuda:0", launcher="none") if self._launched else plan
-        answer = self.trials.make(Trial(config=self.config, plan=tried, gpus=self.hardware.gpus))
+        trial = Trial(config=self.config, plan=tried, gpus=self.hardware.gpus, rows=self.rows)
+        answer = self.trials.make(trial)
         if answer.executed is None:
             return f"no step could be executed ({answer.failed})"
         memory = executed_shares(answer.executed, plan.memory)
+        if _may_be_squeezed(memory):
+            # What torch keeps in store it gives back where it is short: whether that is enough, that GPU shows.
+            squeezed = self.trials.make(replace(trial, snug=True))
+            if squeezed.executed is not None:
+                answer, memory = squeezed, executed_shares(squeezed.executed, plan.memory)
         why = f"executed on virtual GPUs: {STEPS} steps, {answer.executed.rows} in a pass"
         if answer.since:
             why += f"; kept from {answer.since}, as nothing that it hangs on has changed (--fresh executes it again)"
@@ -182,6 +191,12 @@ def _share(held: Held, estimated: MemoryShare) -> MemoryShare:
 
 def _fits(plan: PlacementPlan) -> bool:
     return all(share.fits for share in plan.memory.values())
+
+
+def _may_be_squeezed(memory: Mapping[str, MemoryShare]) -> bool:
+    """Whether what does not fit is what the allocator keeps beside what is allocated at once."""
+    crowded = [share for share in memory.values() if not share.fits]
+    return bool(crowded) and all(share.needed - share.pool <= share.capacity for share in crowded)
 
 
 def _largest(plan: PlacementPlan) -> MemoryShare:

@@ -142,12 +142,13 @@ def plan_run(
     trials: Trials | None = None,
     near_only: bool = False,
     refuses: bool = True,
+    rows: tuple[Any, ...] = (),
 ) -> Planned:
     """Resolve the plan. What the machine cannot give is refused before anything slow is imported.
 
     `before`: a plan for the same model, which then is not looked at again. With `trials` its memory is executed,
     where that can be; with `near_only` only where a formula leaves it open. `refuses` off: no estimate of a training
-    step refuses what may take less, and is tried at once.
+    step refuses what may take less, and is tried at once. `rows`: prepared ones that trials take, see `own_rows.py`.
     """
     machine = hardware or probe()
     check_request(request_of(config), machine)
@@ -158,7 +159,7 @@ def plan_run(
     else:
         from trimtab.recipes.executed_plan import Settling
 
-        plan = Settling(config, machine, known, trials).plan(near_only=near_only)
+        plan = Settling(config, machine, known, trials, rows).plan(near_only=near_only)
     check_effective_batch(config, plan)
     return Planned(machine, known.profile, known.architecture, known.targets, plan, known.trained_tensors)
 

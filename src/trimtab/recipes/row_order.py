@@ -59,6 +59,9 @@ FEW = 4
 FEW_STEPS = (
     "by shapes {made} of the run's steps are made: none after them takes more (--max-steps makes more)"
 )
+AT_THE_END = (
+    "by shapes sharded weights are evaluated and saved once, at the end: the same is gathered each time"
+)
 
 
 class InOrder(Sampler[int]):
@@ -123,6 +126,16 @@ def end_after(trainer: Any, steps: int) -> None:
     for name in ("eval_steps", "save_steps"):
         if getattr(args, name):
             setattr(args, name, min(getattr(args, name), steps))
+
+
+def look_at_the_end(trainer: Any) -> bool:
+    """Have a run of a known number of steps evaluate and save once, at its end; whether it would have more often."""
+    args, changed = trainer.args, False
+    for name, strategy in (("eval_steps", args.eval_strategy), ("save_steps", args.save_strategy)):
+        if args.max_steps > 0 and strategy == "steps" and getattr(args, name) < args.max_steps:
+            setattr(args, name, args.max_steps)
+            changed = True
+    return changed
 
 
 def _heavy_steps(run: Sequence[Step], weight: Callable[[Batch], int], ranks: int) -> list[Step]:

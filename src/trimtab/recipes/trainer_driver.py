@@ -22,12 +22,14 @@ from trimtab.recipes.recipe import Job
 from trimtab.recipes.rehearsed_rows import evaluated
 from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import (
+    AT_THE_END,
     FEW,
     FEW_STEPS,
     HEAVIEST_FIRST,
     end_after,
     heaviest_first,
     is_longer,
+    look_at_the_end,
     order_by_epoch,
 )
 from trimtab.recipes.run_folder import RunFolder
@@ -162,6 +164,9 @@ class TrainerDriver:
         if cut:
             end_after(self.trainer, few)
             rehearsal_notes(FEW_STEPS.format(made=few))
+        # What sharded weights are gathered for takes longest of all, and the same each time.
+        if steps is None and job.plan.strategy == "sharded" and look_at_the_end(self.trainer):
+            rehearsal_notes(AT_THE_END)
 
     def _compiled(self, figures: dict[str, Any]) -> None:
         self.monitor.write(self.trainer.state.global_step, "compiled", figures)

@@ -54,10 +54,14 @@ def of_model(config: Config) -> str:
 
 
 def of_trial(trial: Trial) -> str:
-    """Of what `execute` finds; how much memory the GPUs have, and the plan's reasons, it does not look at."""
+    """Of what `execute` finds; how much memory the GPUs have it looks at where that is all
+    there is (`snug`), and at the plan's reasons never."""
+    if trial.rows:
+        raise Unknowable("rows of the data are told by what was read")
     plan = replace(trial.plan, memory={}, reasons={}, notes=())
     gpus = [(gpu.name, gpu.model, gpu.capability) for gpu in trial.gpus]
-    asked = {"asks": "trial", "plan": asdict(plan), "gpus": gpus, "counts": trial.counts}
+    room = [gpu.free_bytes for gpu in trial.gpus] if trial.snug else None
+    asked = {"asks": "trial", "plan": asdict(plan), "gpus": gpus, "counts": trial.counts, "room": room}
     return _sum(asked | _of_config(trial.config))
 
 

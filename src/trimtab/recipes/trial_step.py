@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from trimtab.config.schema import Config
 from trimtab.hardware import Accelerator
 from trimtab.launches import Work
 from trimtab.placement import PlacementPlan
-from trimtab.recipes.fullest_rows import NotExecuted
+from trimtab.recipes.fullest_rows import Fullest, NotExecuted
 
 if TYPE_CHECKING:
     from trimtab.virtual.state import VirtualDevice
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 STEPS = 2
 """The first makes the optimizer's state, the second has it beside its activations."""
+LONGEST = "the data's {rows:,} longest rows"
 _HELD_BY_NONE = (
     *("epochs", "learning_rate", "lr_scheduler", "warmup_ratio", "warmup_steps", "logging_steps"),
     *("eval_steps", "save_steps", "save_total_limit", "keep_best", "resume_changed"),
@@ -51,6 +53,11 @@ class Trial:
     """Those of the plan, whatever is in this machine."""
     counts: bool = False
     """Whether to count the kernels of the last step too."""
+    snug: bool = False
+    """Whether the GPUs have no more memory than they have: the allocator then gives back what it keeps in store before
+    it is short, as on hardware, and a step that does not fit fails."""
+    rows: tuple[Any, ...] = ()
+    """Prepared rows to be taken in place of made up ones; a batch of the data's longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +118,7 @@ def execute(trial: Trial) -> Executed:
     major, _, minor = (first.capability or "9.0").partition(".")
     machine = install(
         len(trial.gpus),
-        memory=_ROOM,
+        memory=min(gpu.free_bytes for gpu in trial.gpus) if trial.snug else _ROOM,
         name=first.model,
         capability=(int(major), int(minor or 0)),
         shapes=True,
@@ -156,6 +163,9 @@ def _steps(trial: Trial, folder: Path, tally: Tally) -> tuple[str, int]:
     set_seed(config.seed)
     passes = config.training.gradient_accumulation_steps * plan.processes * STEPS
     made = recipe.fullest(config, config.training.batch_size * passes)
+    if trial.rows:
+        train = [*islice(cycle(trial.rows), config.training.batch_size * passes)]
+        made = Fullest(replace(made.prepared, train=train), LONGEST.format(rows=config.training.batch_size))
     run = RunFolder(folder)
     job = Job(config, plan, run, _silent, None, made.prepared)
     job.model = load_tuned(config, plan, recipe.family, recipe.fit)

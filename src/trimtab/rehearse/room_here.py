@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,12 +150,34 @@ def check(process: Process, name: str, wanted: int) -> None:
     copies = max(1, process.settings.launched)
     free = probe_cpu().free_bytes
     if wanted * copies > free:
-        each = f" in each of {copies} ranks" if copies > 1 else ""
-        say(
-            process.folder,
-            f"{name} has {size(wanted)} of weights{each}, and this machine {size(free)} of free memory",
-        )
+        say(process.folder, _too_much(name, wanted * copies, free, copies))
         process.give_up()
+
+
+def known_before(arguments: Sequence[str], copies: int) -> str:
+    """Of a config of ours why its values do not fit, where its files of weights alone say so: nothing is started then
+    that would only find it. Nothing where they may fit."""
+    if tuple(arguments[:3]) != ("-m", "trimtab", "train"):
+        return ""
+    from trimtab.config import load_request
+    from trimtab.errors import RequestError
+
+    try:
+        model = load_request(Path(arguments[3]), arguments[4:]).config.model
+    except (RequestError, OSError):
+        return ""  # the run itself says what is wrong with it
+    if model.quantize is not None:
+        return ""
+    if not os.path.isdir(model.name):
+        import huggingface_hub  # noqa: F401 — whose cache is looked through
+    wanted, free = weights_of(model.name) * max(1, copies), probe_cpu().free_bytes
+    # In half the bytes at least: what is stored in fp32 is loaded in bf16.
+    return _too_much(model.name, wanted, free, copies) if wanted // 2 > free else ""
+
+
+def _too_much(name: str, wanted: int, free: int, copies: int) -> str:
+    each = f" in each of {copies} ranks" if copies > 1 else ""
+    return f"{name} has {size(wanted // max(1, copies))} of weights{each}, and this machine {size(free)} of free memory"
 
 
 def weights_of(name: str) -> int:

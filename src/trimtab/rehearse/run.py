@@ -138,6 +138,9 @@ def _rehearse(
         settings.launched = world if target.launched or ranks is not None else 0
         if not settings.gpus_given and visible is None:
             settings.gpus = max(settings.gpus, per_node, target.gpus)
+        by_values = not settings.shapes_only and not in_place
+        if by_values and (why := room_here.known_before(target.arguments, settings.launched)):
+            raise ValuesDoNotFit(why)
         with files_aside.files(words, folder, settings, keep=keep, in_place=in_place) as files:
             settings.save(folder)
             started = time.monotonic()
