@@ -508,6 +508,43 @@ def test_evaluation_before_the_first_step_is_not_taken_for_training() -> None:
     assert found.idle == 18 + 1 + 28
 
 
+class TwoResults(torch.autograd.Function):
+    """Hands on nothing for a result that no gradient came to, as compiled layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> Any:
+        return None if first is None else first * 2
+
+
+class Beside(nn.Module):
+    """Two adapted layers, of which the loss needs the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.left = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return TwoResults.apply(self.used(x) + self.left(x))  # type: ignore[no-untyped-call]
+
+
+def test_a_result_that_no_gradient_comes_to_is_not_taken_for_answered() -> None:
+    model = nn.Sequential(Beside()).train()
+    witness = Witness(model)
+    used, left = model(torch.ones(2, 4))
+    used.sum().backward(retain_graph=True)
+    assert witness.seen["0"].answered
+    again = nn.Sequential(Beside()).train()
+    other = Witness(again)
+    again(torch.ones(2, 4))
+    assert not other.seen["0"].answered
+    left.sum().backward()  # nothing at all comes back: no hook may fail on it
+
+
 def test_the_pass_is_the_same_with_a_witness() -> None:
     def gradients(watch: Callable[[Any], Any]) -> list[torch.Tensor]:
         model = adapted("qwen2_5_vl")

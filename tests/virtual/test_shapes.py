@@ -629,3 +629,27 @@ def test_parts_of_a_tensor_are_its_memory(machine: Machine, way: str, how: str) 
         parts[1].fill_(7)
         assert made[-1].item() == 7
         assert made[0].item() == 0
+
+
+def test_an_average_on_the_host_of_large_and_small_weights(machine: Machine) -> None:
+    """The average's small parameters have values, those of the trained model have none any more."""
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.LayerNorm(1024)).to("cuda")
+    swa = torch.optim.swa_utils
+    average = swa.AveragedModel(model, device="cpu", multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(3):
+        model(torch.randn(64, 1024, device="cuda")).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+    assert {parameter.device.type for parameter in average.parameters()} == {"cpu"}
+    assert int(average.n_averaged) == 3
+
+
+def test_lists_on_two_devices_are_refused_as_ever(machine: Machine) -> None:
+    here, there = torch.randn(512, 1024), torch.randn(512, 1024, device="cuda")
+    group = torch.utils._foreach_utils._group_tensors_by_device_and_dtype
+    (found,) = group([[here, torch.ones(2)], [torch.ones(512, 1024), torch.ones(2)]], True).values()
+    assert found[1] == [0, 1]
+    with pytest.raises(RuntimeError, match="must be on the same device"):
+        group([[here], [there]])

@@ -333,6 +333,14 @@ def test_a_convolution_takes_what_cudnn_takes(
         assert most - kept == pytest.approx(backward, rel=0.05, abs=MIB)
 
 
+def test_a_large_product_of_pixels_is_turned_around() -> None:
+    """As a U-Net's shortcut took it on an H200: both operands once more, with the channels of a pixel together."""
+    with virtual_gpus(1, name="NVIDIA H200", shapes=True):
+        x, w = full(10, 384, 512, 512, dtype=torch.float16), full(128, 384, 1, 1, dtype=torch.float16)
+        kept, most = peak(lambda: functional.conv2d(x, w))
+        assert most - kept == pytest.approx(2_684_354_707, abs=MIB)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_linear_layer_adds_its_bias_to_the_product(machine: Machine, grad: bool, by_name: bool) -> None:

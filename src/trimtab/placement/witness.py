@@ -144,7 +144,9 @@ class Witness:
             if seen is None or not torch.is_grad_enabled():
                 return
 
-            def answer(gradient: torch.Tensor) -> None:
+            def answer(gradient: torch.Tensor | None) -> None:
+                if gradient is None:  # autograd came through here for another result of the same function
+                    return
                 seen.answered = True
                 if noted:
                     seen.pulls.append(gradient.detach().any())
