@@ -1349,3 +1349,34 @@ second.step()
 
 def test_the_optimizer_with_most_steps_counts(checked: Checked) -> None:
     assert checked(Steps, STEPS)["steps"] == 3
+
+
+SAMPLED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.left = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x):
+        {run}
+        return self.used(x)
+model = Net().cuda()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4).cuda()).sum().backward()
+    opt.step()
+with torch.no_grad():
+    model(torch.ones(2, 4).cuda())
+"""
+
+
+def test_a_part_that_the_loss_leaves_out_is_no_fault_for_being_sampled_from_without_gradients(
+    checked: Checked,
+) -> None:
+    """Its layers ran with gradients as well; where they never do, the line that switches them off is the fault."""
+    (found,) = checked(Gradients, SAMPLED.format(run="self.left(x)"))["findings"]
+    assert (found["severity"], found["cause"]) == ("warning", None)
+    off = "with torch.no_grad(): self.left(x)  # cause"
+    report = checked(Gradients, SAMPLED.format(run=off))
+    (found,) = report["findings"]
+    assert found["severity"] == "fault"
+    assert named_lines(report, "cause") == report["marks"]["cause"]

@@ -48,10 +48,13 @@ PROGRAM = """
     model = Net().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     rows = int(sys.argv[1])
-    for (batch,) in DataLoader(TensorDataset(torch.randn(3 * rows, 256)), batch_size=rows):
+    passes = 8192 // rows
+    loader = DataLoader(TensorDataset(torch.randn(3 * 8192, 256)), batch_size=rows)
+    for made, (batch,) in enumerate(loader, 1):
         model(batch.cuda()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if made % passes == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 """
 MEMORY = 400 << 20
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +42,7 @@ def put_in(changes: list[str]) -> None:
 
 
 def _smaller_batches(divisor: int) -> None:
-    """Loaders that are made from now on give so many times fewer rows at once."""
+    """Loaders that are made from now on give so many times fewer rows at once; a step gathers as many more passes."""
     from torch.utils.data import BatchSampler, DataLoader
 
     inside = False
@@ -66,6 +67,34 @@ def _smaller_batches(divisor: int) -> None:
 
     DataLoader.__init__ = loader  # type: ignore[method-assign]
     BatchSampler.__init__ = sampler  # type: ignore[method-assign]
+    _gather_passes(divisor)
+
+
+def _gather_passes(passes: int) -> None:
+    """Gradients are cleared after so many steps alone, as where a step gathers more passes: they lie beside what the
+    next pass keeps. That the optimizer steps in between changes nothing of the memory."""
+    from torch import nn
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+    made: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+    of_optimizer, of_module = Optimizer.zero_grad, nn.Module.zero_grad
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        made[optimizer] = made.get(optimizer, 0) + 1
+
+    @functools.wraps(of_optimizer)
+    def optimizer_clears(self: Optimizer, set_to_none: bool = True) -> None:
+        if made.get(self, 0) % passes == 0:
+            of_optimizer(self, set_to_none)
+
+    @functools.wraps(of_module)
+    def module_clears(self: nn.Module, set_to_none: bool = True) -> None:
+        if max(made.values(), default=0) % passes == 0:
+            of_module(self, set_to_none)
+
+    register_optimizer_step_post_hook(stepped)
+    Optimizer.zero_grad = optimizer_clears  # type: ignore[method-assign]
+    nn.Module.zero_grad = module_clears  # type: ignore[method-assign]
 
 
 def _load_on_host() -> None:

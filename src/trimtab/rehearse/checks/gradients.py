@@ -268,7 +268,10 @@ class Gradients(BaseCheck):
         message = "Parameters in the optimizer never received a gradient, the loss does not use them"
         numbers = {known.number for known in dead}
         cut = self._cuts.in_front_of(numbers)
-        switch = next((self._cuts.without_grad[n] for n in numbers if n in self._cuts.without_grad), None)
+        # Evaluating or sampling in training mode says nothing of layers that ran with gradients as well.
+        with_grad = {id(p) for module in self._ran for p in module._parameters.values()}
+        off = self._cuts.without_grad
+        switch = next((off[number] for number in numbers - with_grad if number in off), None)
         if len(dead) == len(optimizer.parameters):
             where = self._detached_at or where
             message = f"No parameter of the optimizer ever received a gradient in {optimizer.steps} steps"
