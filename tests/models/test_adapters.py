@@ -186,3 +186,29 @@ def test_adapters_start_as_nothing_and_are_trained_in_fp32() -> None:
         assert torch.equal(tuned(tokens).logits, before)
     assert {p.dtype for p in tuned.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in tuned.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_what_peft_refuses_of_the_settings_is_a_request_that_cannot_be_met() -> None:
+    """Experts that lie in one tensor take adapters without dropout."""
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 0,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "vocab_size": 100,
+    }
+    with torch.device("meta"):
+        experts = [
+            AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v2", **shape)) for _ in "ab"
+        ]
+    with pytest.raises(RequestError, match=r"(?s)no such adapters.*dropout.*lora\.dropout=0"):
+        add_lora(experts[0], LoraSettings(r=2, targets="all-linear", dropout=0.1))
+    assert any(parameter.requires_grad for parameter in add_lora(experts[1], LoraSettings(r=2)).parameters())

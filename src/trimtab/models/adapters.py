@@ -94,8 +94,23 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CA
     model.requires_grad_(False)
     # Beside a structure without weights adapters get none either: nobody reads the numbers that would be drawn.
     empty = all(parameter.is_meta for parameter in model.parameters())
-    adapted: PeftModel = get_peft_model(model, lora_config(model, settings, family), low_cpu_mem_usage=empty)
+    chosen = lora_config(model, settings, family)
+    try:
+        adapted: PeftModel = get_peft_model(model, chosen, low_cpu_mem_usage=empty)
+    except ValueError as error:
+        raise RequestError.of(
+            "PEFT puts no such adapters on this model",
+            str(error),
+            _otherwise(settings, str(error)),
+        ) from error
     return adapted
+
+
+def _otherwise(settings: LoraSettings, refused: str) -> str:
+    """What to change where PEFT refuses."""
+    if settings.dropout and "dropout" in refused:
+        return "set lora.dropout=0; or lora.targets=attention, which leaves out experts that lie in one tensor"
+    return "choose other layers (lora.targets), or fewer of the other settings under lora"
 
 
 def lora_config(model: nn.Module, settings: LoraSettings, family: Family = CAUSAL_LM) -> Any:
