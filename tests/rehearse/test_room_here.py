@@ -21,8 +21,8 @@ import torch
 from trimtab.cli.train import _leave_room_here
 from trimtab.diagnose.finding import Finding
 from trimtab.errors import RequestError
-from trimtab.rehearse import hints, process, room_here
-from trimtab.rehearse.session import Gathered
+from trimtab.rehearse import hints, process, room_here, run
+from trimtab.rehearse.session import VARIABLE, Gathered, Settings
 from trimtab.rehearse.target import Target
 
 Rehearse = Callable[..., dict[str, Any]]
@@ -378,3 +378,47 @@ def test_what_the_ranks_of_a_config_refuse_is_said_once_and_no_fault(
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("the folder has no tokenizer") == 1
     assert "The script ended itself" not in done.stdout
+
+
+def test_what_surely_does_not_fit_is_known_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
+) -> None:
+    example = str(repository / "examples" / "sft.yaml")
+
+    def why(model: object, *more: str, copies: int = 0) -> str:
+        return room_here.known_before(("-m", "trimtab", "train", example, f"model={model}", *more), copies)
+
+    stored = model_folder(tmp_path, "file")  # 4 TiB
+    assert "has 4096.0 GiB of weights, and this machine" in why(stored)
+    assert "in each of 8 ranks" in why(stored, copies=8)
+    assert not why(stored, "model.quantize=nf4")
+    assert not why("smollm2")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert not why(bare)
+    large = {"hidden_size": 1 << 17, "intermediate_size": 1 << 19, "num_hidden_layers": 8}
+    (bare / "config.json").write_text(json.dumps({"text_config": large}))
+    assert "has more than 2048.0 GiB of weights, and this machine" in why(bare)
+    (bare / "config.json").write_text(json.dumps(large | {"num_hidden_layers": "8"}))
+    assert not why(bare)
+    (bare / "config.json").write_text("{")
+    assert not why(bare)
+    assert not why(stored, "no.such.key=1")
+    assert not room_here.known_before(("train.py",), 1)
+
+
+def test_nothing_is_started_for_what_surely_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
+) -> None:
+    begun: list[bool] = []
+
+    def start(rank: Any) -> Any:
+        begun.append(
+            json.loads((Path(rank.environment[VARIABLE]) / "settings.json").read_text())["shapes_only"]
+        )
+        raise KeyboardInterrupt
+
+    words = [str(repository / "examples" / "sft.yaml"), f"model={model_folder(tmp_path, 'file')}"]
+    with pytest.raises(KeyboardInterrupt):
+        run.rehearse(words, Settings(), start=start)
+    assert begun == [True]

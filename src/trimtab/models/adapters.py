@@ -109,7 +109,9 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, family: Family = CA
 def _otherwise(settings: LoraSettings, refused: str) -> str:
     """What to change where PEFT refuses."""
     if settings.dropout and "dropout" in refused:
-        return "set lora.dropout=0; or lora.targets=attention, which leaves out experts that lie in one tensor"
+        return (
+            "set lora.dropout=0; or lora.targets=attention, which leaves out experts that lie in one tensor"
+        )
     return "choose other layers (lora.targets), or fewer of the other settings under lora"
 
 

@@ -129,13 +129,18 @@ def end_after(trainer: Any, steps: int) -> None:
 
 
 def look_at_the_end(trainer: Any) -> bool:
-    """Have a run of a known number of steps evaluate and save once, at its end; whether it would have more often."""
-    args, changed = trainer.args, False
-    for name, strategy in (("eval_steps", args.eval_strategy), ("save_steps", args.save_strategy)):
-        if args.max_steps > 0 and strategy == "steps" and getattr(args, name) < args.max_steps:
-            setattr(args, name, args.max_steps)
-            changed = True
-    return changed
+    """Have a run of a known number of steps evaluate and save once, at its end; whether it may have more often."""
+    args = trainer.args
+    if args.max_steps <= 1:
+        return False
+    often = False
+    for what in ("eval", "save"):
+        strategy, steps = getattr(args, f"{what}_strategy"), getattr(args, f"{what}_steps")
+        if strategy == "epoch" or (strategy == "steps" and steps < args.max_steps):
+            setattr(args, f"{what}_strategy", type(strategy)("steps"))
+            setattr(args, f"{what}_steps", args.max_steps)
+            often = True
+    return often
 
 
 def _heavy_steps(run: Sequence[Step], weight: Callable[[Batch], int], ranks: int) -> list[Step]:

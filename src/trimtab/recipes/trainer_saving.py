@@ -63,8 +63,10 @@ def save_whole(trainer: Any, run: RunFolder, keep: int | None, say: Callable[[st
         trainer.accelerator.wait_for_everyone()
 
     def loaded_best() -> None:
-        check_best(Path(trainer.state.best_model_checkpoint), run.path)
-        load_best()
+        state = trainer.state
+        check_best(Path(state.best_model_checkpoint), run.path)
+        if state.best_global_step != state.global_step:  # else the model still is what it was saved as
+            load_best()
 
     trainer._save_checkpoint, trainer._load_best_model = saved_whole, loaded_best
     # TRL writes a card of its own beside the checkpoints with each save; ours lies beside the kept weights.

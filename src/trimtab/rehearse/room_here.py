@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -155,8 +156,10 @@ def check(process: Process, name: str, wanted: int) -> None:
 
 
 def known_before(arguments: Sequence[str], copies: int) -> str:
-    """Of a config of ours why its values do not fit, where its files of weights alone say so: nothing is started then
-    that would only find it. Nothing where they may fit."""
+    """Why a config of ours surely has values that do not fit, by its model's files alone; nothing where they may fit.
+
+    Only to spare a start that would find it out. An estimate has to be twice too large to count.
+    """
     if tuple(arguments[:3]) != ("-m", "trimtab", "train"):
         return ""
     from trimtab.config import load_request
@@ -168,16 +171,36 @@ def known_before(arguments: Sequence[str], copies: int) -> str:
         return ""  # the run itself says what is wrong with it
     if model.quantize is not None:
         return ""
-    if not os.path.isdir(model.name):
+    if "/" in model.name and not os.path.isdir(model.name):
         import huggingface_hub  # noqa: F401 — whose cache is looked through
-    wanted, free = weights_of(model.name) * max(1, copies), probe_cpu().free_bytes
-    # In half the bytes at least: what is stored in fp32 is loaded in bf16.
-    return _too_much(model.name, wanted, free, copies) if wanted // 2 > free else ""
+    copies, free = max(1, copies), probe_cpu().free_bytes
+    stored = weights_of(model.name)
+    # What is stored in fp32 is loaded in bf16.
+    if stored * copies > 2 * free:
+        return _too_much(model.name, stored * copies, free, copies)
+    least = 0 if stored else _at_least(model.name)
+    if least > 2 * free:
+        return f"{model.name} has more than {size(least)} of weights, and this machine {size(free)} of free memory"
+    return ""
+
+
+def _at_least(name: str) -> int:
+    """What the two largest products of each layer take in 16 bits, by the config of a model without weights here."""
+    file = _found(name, "config.json")
+    try:
+        told = json.loads(file.read_text()) if file is not None else {}
+        told = told.get("text_config", told)
+        sizes = [told.get(key) for key in ("num_hidden_layers", "hidden_size", "intermediate_size")]
+    except (OSError, ValueError, AttributeError):
+        return 0  # the run itself says what is wrong with it
+    return 2 * 2 * math.prod(sizes) if all(isinstance(number, int) for number in sizes) else 0
 
 
 def _too_much(name: str, wanted: int, free: int, copies: int) -> str:
     each = f" in each of {copies} ranks" if copies > 1 else ""
-    return f"{name} has {size(wanted // max(1, copies))} of weights{each}, and this machine {size(free)} of free memory"
+    return (
+        f"{name} has {size(wanted // copies)} of weights{each}, and this machine {size(free)} of free memory"
+    )
 
 
 def weights_of(name: str) -> int:
