@@ -56,6 +56,8 @@ Batch = list[int]
 Step = list[Batch]
 FEW = 4
 """So many steps of a run are rehearsed by shapes, the heaviest among them; a shorter run as it is, in its own order."""
+FEW_SHARDED = 2
+"""Of sharded weights, whose steps take longest: the first, and the heaviest beside the optimizer's state."""
 FEW_STEPS = (
     "by shapes {made} of the run's steps are made: none after them takes more (--max-steps makes more)"
 )

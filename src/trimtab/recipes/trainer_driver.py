@@ -24,6 +24,7 @@ from trimtab.recipes.resumed_state import ResumedState
 from trimtab.recipes.row_order import (
     AT_THE_END,
     FEW,
+    FEW_SHARDED,
     FEW_STEPS,
     HEAVIEST_FIRST,
     end_after,
@@ -153,7 +154,7 @@ class TrainerDriver:
     def _rehearse_what_takes_most(self, a_round: int) -> None:
         """By shapes: the heaviest batch early, and no more steps than show what is held; `a_round` belong together."""
         job, steps = self._job, rehearsed_steps()
-        few = max(FEW, a_round + 1)
+        few = max(FEW_SHARDED if job.plan.strategy == "sharded" else FEW, a_round + 1)
         # A run that goes on has made more of them already.
         cut = steps is None and job.checkpoint is None and is_longer(self.trainer, few)
         if job.prepared.length is not None:
