@@ -171,6 +171,46 @@ def test_lists_of_kernels_switches_and_questions() -> None:
             attend(q, k.half(), v)
 
 
+@pytest.mark.parametrize("shapes", [False, True])
+def test_weights_dropped_inside_multi_head_attention_keep_a_byte_each(shapes: bool) -> None:
+    """By one kernel, as CUDA drops them: beside the softmax there are a byte and what is multiplied, and no noise."""
+    rows, heads = 512, 4
+    kept = {}
+    with virtual_gpus(1, shapes=shapes):
+        torch.eye(2, device="cuda") @ torch.eye(2, device="cuda")  # cuBLAS takes its workspace
+        for dropout in (0.0, 0.1):
+            layer = nn.MultiheadAttention(64, heads, dropout=dropout).cuda()
+            x = torch.randn(rows, 2, 64, device="cuda")
+            before = torch.cuda.memory_allocated()
+            out = layer(x, x, x, need_weights=True)[0]
+            kept[dropout] = torch.cuda.memory_allocated() - before
+            del out
+    scores = 2 * heads * rows * rows
+    assert abs(kept[0.1] - kept[0.0] - scores * (1 + 4)) <= 1 << 20  # what is left of a block is kept with it
+
+
+def test_multi_head_attention_that_drops_has_the_values_of_the_cpu() -> None:
+    layer = nn.MultiheadAttention(8, 2, dropout=0.5)
+    x, bias = torch.randn(5, 2, 8), torch.randn(4, 5, 5)
+    torch.manual_seed(7)
+    expected, weights = layer(x, x, x, attn_mask=bias)
+    expected.sum().backward()
+    grads = [parameter.grad for parameter in layer.parameters()]
+    layer.zero_grad()
+    with virtual_gpus(1):
+        layer.cuda()
+        torch.cuda.manual_seed(7)
+        moved = x.cuda()
+        out, seen = layer(moved, moved, moved, attn_mask=bias.cuda())
+        out.sum().backward()
+        assert torch.allclose(payload_of(out), expected, atol=1e-6)
+        assert torch.allclose(payload_of(seen), weights, atol=1e-6)
+        for parameter, grad in zip(layer.parameters(), grads, strict=True):
+            assert parameter.grad is not None
+            assert grad is not None
+            assert torch.allclose(payload_of(parameter.grad), grad, atol=1e-5)
+
+
 def test_older_gpus_have_fewer_kernels() -> None:
     made, _ = operands()
     with virtual_gpus(1, name="Tesla T4", capability=(7, 5)):

@@ -234,22 +234,20 @@ def refuse_below(plan: Plan, payloads: list[Any], args: Args) -> list[Any]:
 
 @cache
 def _multi_head() -> Any:
-    """torch's own multi_head_attention_forward: its body calls attention where the function mode is put aside."""
+    """torch's own multi_head_attention_forward, whose body does not offer itself to the function mode again."""
     native: Any = nn.functional.multi_head_attention_forward
-    names = {**native.__globals__, "scaled_dot_product_attention": _from_body}
+    names = {**native.__globals__, "has_torch_function": lambda operands: False}
     made = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
     made.__kwdefaults__ = native.__kwdefaults__
     return made
 
 
-def _from_body(*args: Any, **kwargs: Any) -> Any:
-    return attention(nn.functional.scaled_dot_product_attention, args, kwargs)
-
-
 def multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """nn.functional.multi_head_attention_forward."""
-    virtual = any(value.__class__ in VIRTUAL for value in (*args, *kwargs.values()))
-    return (_multi_head() if virtual else func)(*args, **kwargs)
+    """nn.functional.multi_head_attention_forward: what its body calls (projections, attention, dropout) is seen too."""
+    if not any(value.__class__ in VIRTUAL for value in (*args, *kwargs.values())):
+        return func(*args, **kwargs)
+    with functions.INSIDE:
+        return _multi_head()(*args, **kwargs)
 
 
 functions.HANDLERS[nn.functional.scaled_dot_product_attention] = attention
