@@ -31,7 +31,7 @@ test-slow: $(VENV)/.installed-dev ## the slow cases
 GPU_TESTS ?= $(shell grep -rlF mark.gpu tests --include='test_*.py')
 
 test-gpu: ## what needs a GPU, with the python that has torch for it (PYTHON=…); what fails is named at once
-	@HF_HUB_OFFLINE=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu -vv --tell-failures $(GPU_TESTS) $(ARGS)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} PYTHONPATH=src $(PYTHON) -m pytest -m gpu -vv --tell-failures $(GPU_TESTS) $(ARGS)
 
 # By each of these a library adds in another order. TRIMTAB_OTHER_BLAS stands for the libraries that are not here.
 SETTINGS := TRIMTAB_OTHER_BLAS=1 OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
