@@ -162,7 +162,7 @@ class Sizing:
         more = "or use more" if ways else "use more"
         return DoesNotFit.of(
             f"the model does not fit on {device}",
-            figures(device, share) + (why if stands else ""),
+            figures(device, share) + (why if stands else rows_told(self.work, share)),
             f"{'; '.join([*ways, more])} or larger GPUs (device=cuda takes all that are visible when "
             "model_parallel, sharding and processes are left out); `trimtab fit` looks for what fits",
         )
@@ -187,6 +187,11 @@ def ways_down(work: Workload) -> list[str]:
 def one_of(ways: list[str]) -> str:
     """`a`, or `a, b, or c`."""
     return ways[0] if len(ways) == 1 else ", ".join(ways[:-1]) + f", or {ways[-1]}"
+
+
+def rows_told(work: Workload, share: MemoryShare) -> str:
+    """What the executed rows were, behind what a device needs for them."""
+    return f", with {work.batch_size:,} × {work.max_length:,} tokens at once" if share.executed else ""
 
 
 def figures(device: str, share: MemoryShare) -> str:

@@ -14,7 +14,7 @@ from trimtab.config.schema import Config
 from trimtab.hardware import Hardware
 from trimtab.monitor.last_words import OWN_AGENT
 from trimtab.placement import MemoryShare, PlacementPlan, PlacementRequest
-from trimtab.placement.sizing import GIB, DoesNotFit, PlacementError, figures, one_of, ways_down
+from trimtab.placement.sizing import GIB, DoesNotFit, PlacementError, figures, one_of, rows_told, ways_down
 from trimtab.recipes.planning import Known, request_of, resolve_for
 from trimtab.recipes.trial_step import STEPS, Executed, Held, Trial
 from trimtab.recipes.trials import Trials
@@ -140,15 +140,15 @@ class Settling:
         tried = replace(plan, device="cuda:0", launcher="none") if self._launched else plan
         trial = Trial(config=self.config, plan=tried, gpus=self.hardware.gpus, rows=self.rows)
         answer = self.trials.make(trial)
-        if answer.executed is None:
+        if (executed := answer.executed) is None:
             return f"no step could be executed ({answer.failed})"
-        memory = executed_shares(answer.executed, plan.memory)
-        if _may_be_squeezed(memory):
+        if _may_be_squeezed(executed_shares(executed, plan.memory)):
             # What torch keeps in store it gives back where it is short: whether that is enough, that GPU shows.
             squeezed = self.trials.make(replace(trial, snug=True))
             if squeezed.executed is not None:
-                answer, memory = squeezed, executed_shares(squeezed.executed, plan.memory)
-        why = f"executed on virtual GPUs: {STEPS} steps, {answer.executed.rows} in a pass"
+                answer, executed = squeezed, squeezed.executed
+        memory = executed_shares(executed, plan.memory)
+        why = f"executed on virtual GPUs: {STEPS} steps, {executed.rows} in a pass"
         if answer.since:
             why += f"; kept from {answer.since}, as nothing that it hangs on has changed (--fresh executes it again)"
         return replace(plan, memory=memory, reasons={**plan.reasons, "memory": why})
@@ -162,7 +162,7 @@ class Settling:
         ways = [*(["set sharding=true"] if shards else []), *ways_down(work)]
         return DoesNotFit.of(
             f"the {plan.strategy} model does not fit",
-            figures(device, share),
+            figures(device, share) + rows_told(work, share),
             one_of([*ways, "use more or larger GPUs"]) + "; `trimtab fit` looks for what fits",
         )
 
