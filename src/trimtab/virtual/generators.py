@@ -169,8 +169,8 @@ def source_of(generator: torch._C.Generator) -> torch._C.Generator:
 
 def host_generator(named: dict[str, Any]) -> HostGenerator | None:
     """By shapes: the CPU's generator that an operation draws from, None for one that was made before."""
-    given = named.get("generator")
-    default = given is None or _address(given) == _address(torch._C.default_generator)
+    given = named.get("generator") or torch._C.default_generator
+    default = _address(given) == _address(torch._C.default_generator)
     found = torch.default_generator if default else watched(given)
     return found if isinstance(found, HostGenerator) else None
 

@@ -1,13 +1,12 @@
-"""The CPU's generator set forward by any number of draws, as if they had been made: billions take a fraction of a second.
+"""The CPU's generator set forward by any number of draws, as if they had been made: billions in a tenth of a second.
 
-MT19937 is linear over bits: its state after n draws is the remainder of x^n by its characteristic polynomial, applied to
-the state now. A polynomial is a whole number here, bit i the coefficient of x^i.
+MT19937 is linear over bits: its state after n draws is the remainder of x^n by its characteristic polynomial, applied
+to the state now. A polynomial is a whole number here, bit i the coefficient of x^i.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ _UPPER, _LOWER, _TWIST = 0x80000000, 0x7FFFFFFF, 0x9908B0DF
 _DRAWN = 1 << 23
 """Up to so many numbers are drawn one by one."""
 _AT_ONCE = 1 << 16
+_ROWS = 256
 _LEFT, _FROM, _TO = slice(8, 12), 24, 24 + 8 * _WORDS
 """Within the bytes that torch tells a generator's state in: what is left of its words, and these."""
 
@@ -46,32 +46,30 @@ def _draw(generator: torch._C.Generator, draws: int) -> int:
 
 def _skip(generator: torch._C.Generator, times: int) -> None:
     """Have all of its words, of which none is left, made anew so many times."""
-    import numpy as np
-
     state = _Native.get_state(generator)
-    held = state.numpy()[_FROM:_TO].view(np.uint64)
-    words = _following(held.astype(np.uint32), _DEGREE)
-    taken = np.flatnonzero(np.frombuffer(bin(_remainder(times * _WORDS))[:1:-1].encode(), np.uint8) & 1)
-    windows = np.lib.stride_tricks.sliding_window_view(words, _WORDS)
-    found = np.zeros(_WORDS, np.uint32)
-    for first in range(0, len(taken), 256):
-        found ^= np.bitwise_xor.reduce(windows[taken[first : first + 256]], axis=0)
-    held[:] = found
+    held = state[_FROM:_TO].view(torch.int64)
+    windows = _following(held, _DEGREE).unfold(0, _WORDS, 1)
+    terms = bin(_remainder(times * _WORDS))[:1:-1].encode()
+    taken = torch.frombuffer(bytearray(terms), dtype=torch.uint8).bitwise_and(1).nonzero().squeeze(1)
+    sums = torch.zeros(_ROWS, _WORDS, dtype=torch.int64, device="cpu")
+    for rows in taken.split(_ROWS):
+        sums[: len(rows)] ^= windows[rows]
+    while len(sums) > 1:
+        sums = sums[::2] ^ sums[1::2]
+    held.copy_(sums[0])
     _Native.set_state(generator, state)
 
 
-def _following(words: Any, count: int) -> Any:
+def _following(words: torch.Tensor, count: int) -> torch.Tensor:
     """The words of a state and those that come after them."""
-    import numpy as np
-
-    made = np.empty(_WORDS + count, np.uint32)
+    made = torch.empty(_WORDS + count, dtype=torch.int64, device="cpu")
     made[:_WORDS] = words
-    for at in range(_WORDS, _WORDS + count, _WORDS - _MIDDLE):
+    for at in range(_WORDS, len(made), _WORDS - _MIDDLE):
         end = min(at + _WORDS - _MIDDLE, len(made))
-        far, next_ = made[at - _WORDS : end - _WORDS], made[at - _WORDS + 1 : end - _WORDS + 1]
-        mixed = (far & np.uint32(_UPPER)) | (next_ & np.uint32(_LOWER))
+        far, near = made[at - _WORDS : end - _WORDS], made[at - _WORDS + 1 : end - _WORDS + 1]
+        mixed = (far & _UPPER) | (near & _LOWER)
         middle = made[at - _WORDS + _MIDDLE : end - _WORDS + _MIDDLE]
-        made[at:end] = middle ^ (mixed >> np.uint32(1)) ^ (mixed & np.uint32(1)) * np.uint32(_TWIST)
+        made[at:end] = middle ^ (mixed >> 1) ^ (mixed & 1) * _TWIST
     return made
 
 
