@@ -115,7 +115,7 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     from transformers.integrations.accelerate import check_and_set_device_map
 
     from trimtab.rehearse import collecting, loading_quantized
-    from trimtab.virtual import deeds, state, unknown
+    from trimtab.virtual import deeds, generators, state, unknown
 
     machine = state.machine()
     collecting.resume(models=machine is None or machine.initialised or deeds.any_module())
@@ -136,7 +136,8 @@ def _built(cls: Any, name: Any, model_args: tuple[Any, ...], config: Any, kwargs
     options = own | ({"attn_implementation": attention} if attention is not None else {})
     options["dtype"] = _dtype(config, dtype)
     # Made on the device, a head would lie beside the table that it is tied to; where weights are read, it never does.
-    with torch.device("cpu"):
+    # Where weights are read, none are drawn.
+    with torch.device("cpu"), generators.undrawn():
         model = cls._from_config(config, *model_args, **options)
     for parameter in model.parameters():
         unknown.forget(parameter)

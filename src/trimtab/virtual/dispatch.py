@@ -27,6 +27,7 @@ from trimtab.virtual import (
     held_modes,
     kernels,
     memory,
+    owed_draws,
     processes,
     reused,
     rules,
@@ -120,6 +121,8 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         slot = shapes.host_slot(machine, plan, args, kwargs)
         named.pop("pin_memory", None)  # there is no driver to lock the pages with
     if slot is None:
+        if plan.draws and machine is not None and machine.shapes:
+            owed_draws.settle(plan, payloads, named)
         out = _on_cpu(plan, func, payloads, named)
         if mix is SHAPE or (plan.factory and named.get("device") == _META):
             mark_shapes(out)
@@ -131,7 +134,7 @@ def work(func: Any, args: Args, kwargs: Kwargs) -> Any:
         payloads = plan.before(plan, payloads, args)
     try:
         if machine is not None and machine.shapes:
-            out = shapes.carry(machine, plan, func, args, kwargs, payloads, named)
+            out = shapes.carry(machine, slot, plan, func, args, kwargs, payloads, named)
         else:
             number = payloads and payloads[0].__class__ in NUMBERS
             out = (plan.kernel if number else plan.compute)(*payloads, **named)

@@ -55,6 +55,7 @@ class Plan:
         self.parts = self.composite or self.author is not None
         self.factory = "device" in self.names
         self.seeded = "generator" in self.names
+        self.draws = self.seeded or torch.Tag.nondeterministic_seeded in func.tags
         self.pointwise = torch.Tag.pointwise in func.tags
         self.fresh = all(result.alias_info is None for result in schema.returns)
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trimtab.virtual import faults, generators
 from trimtab.virtual.plans import Args, Kwargs, Plan
-from trimtab.virtual.state import VirtualDevice
+from trimtab.virtual.state import HOST, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL, device_of
 from trimtab.virtual.wording import iterator_message, method_name, type_name, words
 
@@ -263,7 +263,8 @@ def foreach(plan: Plan, args: Args, kwargs: Kwargs, slot: VirtualDevice) -> Slot
 
 def generator(plan: Plan, named: dict[str, Any], slot: VirtualDevice | None) -> None:
     """A random generator belongs to a device."""
-    wanted, given = "cuda" if slot is not None else "cpu", named["generator"]
+    on_gpu = slot is not None and slot.index != HOST
+    wanted, given = "cuda" if on_gpu else "cpu", named["generator"]
     found = (generators.virtual_of(given) or given).device.type
     if found != wanted:
         message = f"Expected a '{wanted}' device type for generator but found '{found}'"

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.virtual import batch_norm, hints, host_values, known_shapes, shape_answers, sparse_shapes
+from trimtab.virtual import (
+    batch_norm,
+    hints,
+    host_values,
+    known_shapes,
+    owed_draws,
+    shape_answers,
+    sparse_shapes,
+)
 from trimtab.virtual.plans import INPLACE, VIEW, Args, Kwargs, Plan
 from trimtab.virtual.state import Machine, NotSimulated, VirtualDevice
 from trimtab.virtual.tensor import VIRTUAL
@@ -94,12 +102,19 @@ def _too_much(machine: Machine, elements: int) -> bool:
 
 
 def carry(
-    machine: Machine, plan: Plan, func: Any, args: Args, kwargs: Kwargs, payloads: Any, named: Any
+    machine: Machine,
+    slot: VirtualDevice,
+    plan: Plan,
+    func: Any,
+    args: Args,
+    kwargs: Kwargs,
+    payloads: Any,
+    named: Any,
 ) -> Any:
     """Carry out an operation on payloads of which some may have no values."""
     unknown = _any_unknown(args) or (bool(kwargs) and _any_unknown(kwargs.values()))
     if not unknown and not _grows(plan, payloads, named, args, kwargs):
-        made = plan.kernel(*payloads, **named)
+        made = owed_draws.draw(plan, slot, payloads, named) if plan.draws else plan.kernel(*payloads, **named)
         return made if plan.kind in (VIEW, INPLACE) or plan.writes or plan.views else _lightened(made)
     if sparse_shapes.concerns(plan, payloads):
         return sparse_shapes.carry(plan, func, payloads, named, lambda: _forget(plan, args, kwargs))
@@ -149,6 +164,8 @@ def carry(
         return known_shapes.shaped(_tried(func, payloads, named))
     if made.__class__ is Tensor and made.layout is not torch.strided:
         return _tried(func, payloads, named)
+    if plan.draws and slot is machine.host and isinstance(made, Tensor):
+        owed_draws.owe(plan, made, named)
     hints.note(plan, func, payloads, named, made)
     host_values.note(plan, payloads, args, made)
     return made
