@@ -3,10 +3,16 @@
     trimtab rehearse --gpus 8xH100-80GB --shapes-only torchrun --nproc_per_node 8 benchmarks/seventy_billion.py sharded
     trimtab rehearse --gpus 8xH100-80GB --shapes-only benchmarks/seventy_billion.py split
 
-It writes the model's config to a temporary folder; there are no weights, and a rehearsal of shapes reads none.
+Or the same model through `trimtab train`, with 400 rows of its own:
+
+    python benchmarks/seventy_billion.py config FOLDER
+    trimtab rehearse --gpus 8xH100-80GB FOLDER/config.yaml
+
+The model's config is written to a temporary folder, or to FOLDER; there are no weights, and shapes need none.
 """
 
 import json
+import random
 import resource
 import sys
 import tempfile
@@ -32,6 +38,8 @@ CONFIG = {
 
 
 def main() -> None:
+    if sys.argv[1] == "config":
+        return write_config(Path(sys.argv[2]).resolve())
     sharded = sys.argv[1] == "sharded"
     folder = Path(tempfile.mkdtemp(prefix="seventy-billion-"))
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
@@ -54,6 +62,43 @@ def main() -> None:
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
     print("resident", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def write_config(folder: Path) -> None:
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    draw = random.Random(70)
+    words = ["a", "model", "of", "many", "layers", "is", "laid", "over", "all", "devices", "that", "are", "there"]
+        "a",
+        "model",
+        "of",
+        "many",
+        "layers",
+        "is",
+        "laid",
+        "over",
+        "all",
+        "of",
+        "the",
+        "devices",
+        "that",
+        "are",
+        "there",
+    ]
+    rows = [
+        {"prompt": " ".join(draw.choices(words, k=200)), "completion": " ".join(draw.choices(words, k=count))}
+        for count in (draw.randrange(50, 1200) for _ in range(400))
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = {
+        "recipe": "sft",
+        "model": str(folder / "model"),
+        "data": {"source": str(folder / "rows.jsonl"), "max_length": 1024},
+        "sharding": True,
+        "training": {"epochs": 1, "batch_size": 2},
+        "output_dir": str(folder / "run"),
+    }
+    (folder / "config.yaml").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

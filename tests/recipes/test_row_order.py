@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from trimtab.recipes.row_order import ByEpoch, end_after, heaviest_first, is_longer, order_by_epoch
+from trimtab.recipes.row_order import (
+    ByEpoch,
+    end_after,
+    heaviest_first,
+    is_longer,
+    look_at_the_end,
+    order_by_epoch,
+)
 
 Trimtab = Callable[..., subprocess.CompletedProcess[str]]
 LENGTHS = [7, 3, 9, 9, 2, 5, 8, 1, 4, 6, 3, 2]
@@ -234,3 +242,20 @@ def test_a_long_run_ends_after_a_few_steps_with_its_evaluation_and_its_checkpoin
         assert made.state.global_step == 4
         assert (tmp_path / "checkpoint-4").is_dir()
         assert [entry["step"] for entry in made.state.log_history if "eval_runtime" in entry][-1] == 4
+
+
+@pytest.mark.parametrize("rhythm", ["epoch", "steps"])
+def test_a_rehearsal_may_look_at_the_end_alone(tmp_path: Path, rhythm: str) -> None:
+    def trainer(steps: int, every: int) -> SimpleNamespace:
+        strategies = {"eval_strategy": rhythm, "save_strategy": rhythm}
+        often = {"eval_steps": every, "save_steps": every}
+        return SimpleNamespace(
+            args=TrainingArguments(str(tmp_path), max_steps=steps, use_cpu=True, **strategies, **often)
+        )
+
+    made = trainer(6, 2)
+    assert look_at_the_end(made)
+    assert (made.args.eval_strategy, made.args.save_strategy) == ("steps", "steps")
+    assert (made.args.eval_steps, made.args.save_steps) == (6, 6)
+    assert not look_at_the_end(made)
+    assert not look_at_the_end(trainer(-1, 2))

@@ -383,6 +383,7 @@ def test_what_the_ranks_of_a_config_refuse_is_said_once_and_no_fault(
 def test_what_surely_does_not_fit_is_known_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(room_here, "probe_cpu", lambda: SimpleNamespace(free_bytes=1 << 36))
     example = str(repository / "examples" / "sft.yaml")
 
     def why(model: object, *more: str, copies: int = 0) -> str:
@@ -410,6 +411,7 @@ def test_what_surely_does_not_fit_is_known_before_anything_is_started(
 def test_nothing_is_started_for_what_surely_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(room_here, "probe_cpu", lambda: SimpleNamespace(free_bytes=1 << 36))
     begun: list[bool] = []
 
     def start(rank: Any) -> Any:

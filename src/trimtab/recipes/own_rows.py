@@ -1,7 +1,7 @@
 """A run that has no room for rows as long as its settings let them be: whether it has for those that its data has.
 
-Only then the data is read before the plan stands. What is executed are its longest rows together in one batch; no batch
-of the run takes more.
+Only then the data is read before the plan stands. What is executed are its longest rows together in one batch: no batch
+of the run has more tokens. One with fewer, of which more are trained on, may take more where the loss holds all logits.
 """
 
 from __future__ import annotations
