@@ -68,25 +68,12 @@ def write_config(folder: Path) -> None:
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     draw = random.Random(70)
-    words = ["a", "model", "of", "many", "layers", "is", "laid", "over", "all", "devices", "that", "are", "there"]
-        "a",
-        "model",
-        "of",
-        "many",
-        "layers",
-        "is",
-        "laid",
-        "over",
-        "all",
-        "of",
-        "the",
-        "devices",
-        "that",
-        "are",
-        "there",
-    ]
+    words = "a model of many layers is laid over all devices that are there"
     rows = [
-        {"prompt": " ".join(draw.choices(words, k=200)), "completion": " ".join(draw.choices(words, k=count))}
+        {
+            "prompt": " ".join(draw.choices(words.split(), k=200)),
+            "completion": " ".join(draw.choices(words.split(), k=count)),
+        }
         for count in (draw.randrange(50, 1200) for _ in range(400))
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
